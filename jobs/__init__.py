@@ -1,0 +1,1 @@
+"""The domain: all that is true of the data, nothing of Airflow."""

@@ -1,0 +1,1 @@
+"""The only code that touches Kafka, the lake, checkpoints and the control folder."""

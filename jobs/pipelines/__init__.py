@@ -1,0 +1,35 @@
+"""The registry: every source, every pipeline, every streaming job. A new pipeline is one file and one line here."""
+
+from typing import TypeVar
+
+from jobs.pipelines.rolling_sum import ROLLING_SUM, ROLLING_SUM_SLIDING
+from jobs.pipelines.sources import CLICKS, LINES, NUMBERS, ORDERS, PAYMENTS, RAW_DATA
+from jobs.pipelines.spec import Pipeline, RefusedDefinitionError, Source, Topic
+from jobs.pipelines.word_count import WORD_COUNT
+
+INGEST = "ingest"
+
+
+_Definition = TypeVar("_Definition", Source, Pipeline)
+
+
+def _by_name(*definitions: _Definition) -> dict[str, _Definition]:
+    registry: dict[str, _Definition] = {}
+    for definition in definitions:
+        if definition.name in registry or definition.name == INGEST:
+            raise RefusedDefinitionError(f"the name {definition.name!r} is taken: rename one of the two")
+        registry[definition.name] = definition
+    return registry
+
+
+SOURCES = _by_name(NUMBERS, LINES, CLICKS, ORDERS, PAYMENTS, RAW_DATA)
+PIPELINES = _by_name(ROLLING_SUM, ROLLING_SUM_SLIDING, WORD_COUNT)
+STREAMS = (INGEST, *PIPELINES)
+
+
+def topics() -> tuple[Topic, ...]:
+    """Every topic that the platform reads or writes, as it should be."""
+    wanted = [source.topic for source in SOURCES.values()] + [pipeline.topic for pipeline in PIPELINES.values()]
+    if len({topic.name for topic in wanted}) < len(wanted):
+        raise RefusedDefinitionError(f"a topic is named twice in {[topic.name for topic in wanted]}: rename one")
+    return tuple(wanted)

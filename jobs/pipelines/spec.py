@@ -1,0 +1,414 @@
+"""What a source and a pipeline are: plain, frozen data, refused when it is written wrong.
+
+Standard library only, so that DAGs, plugins, docs and jobs can all import it.
+Every derived name (topic, table, checkpoint, DAG id) is derived here and nowhere else.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_EXACT_TYPE = re.compile(r"BIGINT|STRING|TIMESTAMP|DECIMAL\((\d{1,2}),(\d{1,2})\)")
+_INEXACT = re.compile(r"\b(double|float|real)\b", re.IGNORECASE)
+_AGGREGATE = re.compile(r"[a-z_]\w*\s*\(", re.IGNORECASE)
+HOUR_MS = 3_600_000
+
+
+class RefusedDefinitionError(ValueError):
+    """A definition that cannot hold its promises. The text names the way out."""
+
+
+def _require(condition: bool, refusal: str) -> None:
+    if not condition:
+        raise RefusedDefinitionError(refusal)
+
+
+def _check_name(what: str, name: str) -> None:
+    _require(
+        _NAME.fullmatch(name) is not None,
+        f"{what} name={name!r} must match {_NAME.pattern}: it becomes a topic, a table and a DAG id",
+    )
+
+
+def _check_type(what: str, sql_type: str) -> None:
+    exact = _EXACT_TYPE.fullmatch(sql_type)
+    _require(
+        exact is not None,
+        f"{what} type={sql_type!r} is not one of BIGINT, STRING, TIMESTAMP, DECIMAL(p,s); "
+        "a DOUBLE gives another last digit in another order: use DECIMAL(18,6)",
+    )
+    if exact and exact[1]:
+        precision, scale = int(exact[1]), int(exact[2])
+        _require(
+            0 < precision <= 38 and scale <= precision,
+            f"{what} type={sql_type!r}: precision goes from 1 to 38, scale from 0 to the precision",
+        )
+
+
+def _check_unique(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        _require(name not in seen, f"{what} {name!r} is defined twice: rename one of the two")
+        seen.add(name)
+
+
+def _check_sql(what: str, text: str) -> None:
+    """A first look at SQL text; Spark's own analysis follows in the plan."""
+    depth, quote = 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"`":
+            quote = char
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+            _require(depth >= 0, f"{what} is not SQL, a ')' has no '(': {text!r}")
+    _require(bool(text.strip()), f"{what} is empty: write a Spark SQL expression")
+    _require(not quote, f"{what} is not SQL, a {quote} is not closed: {text!r}")
+    _require(depth == 0, f"{what} is not SQL, a '(' is not closed: {text!r}")
+    _require(";" not in text, f"{what} holds a ';': write one expression, not a script: {text!r}")
+
+
+class Format(StrEnum):
+    """How the bytes of a record's value are written."""
+
+    JSON = "json"
+    CSV = "csv"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A column of a source and its exact SQL type. Every field is required in every record."""
+
+    name: str
+    type: str
+
+    def __post_init__(self) -> None:
+        """Refuse names and types that cannot hold."""
+        _check_name("field", self.name)
+        _check_type(f"field {self.name!r}", self.type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """A topic as it should be. ``moves_keys``: growing it would send a key to another partition."""
+
+    name: str
+    partitions: int
+    configs: tuple[tuple[str, str], ...]
+    moves_keys: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A Kafka topic with a schema, a format and an event time.
+
+    Event time is the field ``event_time_field``, or (plain text) the header ``event_time_header``, in
+    milliseconds since the epoch. ``key`` names the column that holds the record's Kafka key.
+    ``identity`` names the fields that make two records the same; without it repeats count.
+    """
+
+    name: str
+    description: str
+    format: Format
+    fields: tuple[Field, ...]
+    event_time_field: str | None = None
+    event_time_header: str | None = None
+    key: str | None = None
+    identity: tuple[str, ...] = ()
+    partitions: int = 3
+    retention_hours: int = 168
+    longest_outage_hours: int = 72
+    horizon_hours: int = 168
+    max_ahead_seconds: int = 60
+
+    def __post_init__(self) -> None:
+        """Refuse a source that could not be read, or not be read again after an outage."""
+        _check_name("source", self.name)
+        names = [field.name for field in self.fields]
+        _check_unique(f"source {self.name!r}: column", [*names, *([self.key] if self.key else [])])
+        _require(bool(names), f"source {self.name!r} has no fields: name at least one")
+        self._check_event_time()
+        unknown = set(self.identity) - set(names)
+        _require(not unknown, f"source {self.name!r}: identity={sorted(unknown)} names no field; fields={names}")
+        _require(self.partitions > 0, f"source {self.name!r}: partitions={self.partitions} must be positive")
+        _require(
+            self.retention_hours >= self.longest_outage_hours,
+            f"source {self.name!r}: retention_hours={self.retention_hours} is shorter than "
+            f"longest_outage_hours={self.longest_outage_hours}: records would be gone before they are read; "
+            "keep the topic longer or accept a shorter outage",
+        )
+
+    def _check_event_time(self) -> None:
+        if self.format is Format.TEXT:
+            _require(
+                self.event_time_field is None and len(self.fields) == 1 and self.fields[0].type == "STRING",
+                f"source {self.name!r}: plain text is one STRING field, its event time is a header or the arrival",
+            )
+            return
+        times = [field.type for field in self.fields if field.name == self.event_time_field]
+        _require(
+            times == ["BIGINT"],
+            f"source {self.name!r}: event_time_field={self.event_time_field!r} must name a BIGINT field "
+            "(milliseconds since the epoch)",
+        )
+
+    @property
+    def columns(self) -> tuple[Field, ...]:
+        """What a landed record has beside topic, partition, offset, arrival and event time."""
+        key = (Field(name=self.key, type="STRING"),) if self.key else ()
+        return key + tuple(field for field in self.fields if field.name != self.event_time_field)
+
+    @property
+    def topic(self) -> Topic:
+        """The source topic: the broker's clock stamps arrival, the bounds on event time rest on it."""
+        return Topic(
+            name=self.name,
+            partitions=self.partitions,
+            configs=(
+                ("cleanup.policy", "delete"),
+                ("message.timestamp.type", "LogAppendTime"),
+                ("retention.ms", str(self.retention_hours * HOUR_MS)),
+            ),
+            moves_keys=self.key is not None,
+        )
+
+    @property
+    def events_table(self) -> str:
+        """Where `ingest` lands it, below the lake's root."""
+        return f"events/{self.name}"
+
+    @property
+    def events_relation(self) -> str:
+        """Its accepted records, in queries."""
+        return f"events_{self.name}"
+
+    @property
+    def quarantine_relation(self) -> str:
+        """Its rejected records, in queries."""
+        return f"quarantine_{self.name}"
+
+
+class WindowKind(StrEnum):
+    """How windows lie on the time axis."""
+
+    TUMBLING = "tumbling"
+    SLIDING = "sliding"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What an aggregation groups by. Write one with `tumbling`, `sliding` or `session`."""
+
+    kind: WindowKind
+    size_ms: int
+    slide_ms: int
+
+    @classmethod
+    def tumbling(cls, *, size_ms: int) -> Self:
+        """Windows that touch: each event falls into one."""
+        return cls(kind=WindowKind.TUMBLING, size_ms=size_ms, slide_ms=size_ms)
+
+    @classmethod
+    def sliding(cls, *, size_ms: int, slide_ms: int) -> Self:
+        """Windows of ``size_ms`` that start every ``slide_ms``: each event falls into size / slide."""
+        return cls(kind=WindowKind.SLIDING, size_ms=size_ms, slide_ms=slide_ms)
+
+    @classmethod
+    def session(cls, *, gap_ms: int, longest_ms: int) -> Self:
+        """Windows that end after ``gap_ms`` without an event, ``longest_ms`` at most."""
+        return cls(kind=WindowKind.SESSION, size_ms=longest_ms, slide_ms=gap_ms)
+
+    def __post_init__(self) -> None:
+        """Refuse windows that leave gaps or share no grid."""
+        _require(0 < self.slide_ms <= self.size_ms, f"window: 0 < slide_ms={self.slide_ms} <= size_ms={self.size_ms}")
+        _require(
+            self.kind is not WindowKind.SLIDING or self.size_ms % self.slide_ms == 0,
+            f"window: size_ms={self.size_ms} is no multiple of slide_ms={self.slide_ms}: "
+            "an event would fall into more windows at some times than at others",
+        )
+
+    @property
+    def reach_ms(self) -> int:
+        """How far past its slice a window may extend."""
+        return self.size_ms if self.kind is WindowKind.SESSION else self.size_ms - self.slide_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A Spark SQL aggregate over the transformed columns, and the exact type of its value."""
+
+    name: str
+    sql: str
+    type: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no aggregate or would not be exact."""
+        _check_name("measure", self.name)
+        _check_sql(f"measure {self.name!r}", self.sql)
+        _check_type(f"measure {self.name!r}", self.type)
+        _require(
+            _AGGREGATE.search(self.sql) is not None,
+            f"measure {self.name!r}: sql={self.sql!r} aggregates nothing: write e.g. sum(value) or count(*)",
+        )
+        _require(
+            _INEXACT.search(self.sql) is None,
+            f"measure {self.name!r}: sql={self.sql!r} goes through a DOUBLE, whose last digit depends on the order "
+            "of the records: sum integers or DECIMALs",
+        )
+
+
+class Severity(StrEnum):
+    """What a failed check does: block the publish, or report."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What must hold for a column of the result: never null, and within bounds where given."""
+
+    column: str
+    minimum: int | None = None
+    maximum: int | None = None
+    severity: Severity = Severity.CRITICAL
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that nothing can meet."""
+        _require(
+            self.minimum is None or self.maximum is None or self.minimum <= self.maximum,
+            f"check on {self.column!r}: minimum={self.minimum} is above maximum={self.maximum}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A relation over the pipeline's current windows, as SQL that Spark and DuckDB both read."""
+
+    name: str
+    sql: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """One definition for the streaming job and the batch recompute.
+
+    ``transform`` is a Spark SQL query over the source (named in braces) that keeps ``event_time``;
+    ``keys`` are the columns it is grouped by, beside the window.
+    """
+
+    name: str
+    description: str
+    source: Source
+    transform: str
+    keys: tuple[str, ...]
+    window: Window
+    measures: tuple[Measure, ...]
+    output: str
+    checks: tuple[Check, ...] = ()
+    views: tuple[View, ...] = ()
+    slice_seconds: int = 300
+    watermark_delay_seconds: int = 5
+    allowed_lateness_seconds: int = 60
+
+    def __post_init__(self) -> None:
+        """Refuse a definition whose layers could not agree."""
+        _check_name("pipeline", self.name)
+        _check_name("output", self.output)
+        _check_sql(f"pipeline {self.name!r}: transform", self.transform)
+        _require(
+            f"{{{self.source.name}}}" in self.transform and "event_time" in self.transform,
+            f"pipeline {self.name!r}: transform must select event_time FROM {{{self.source.name}}}: {self.transform!r}",
+        )
+        _require(bool(self.measures), f"pipeline {self.name!r} has no measures: name at least one")
+        self._check_columns()
+        self._check_times()
+
+    def _check_columns(self) -> None:
+        reserved = ("window_start", "window_end", "slice", "finality", "version", "as_of", "epoch", "batch")
+        _check_unique(f"pipeline {self.name!r}: column", [*reserved, *self.keys, *(m.name for m in self.measures)])
+        unknown = [check.column for check in self.checks if check.column not in self.value_columns]
+        _require(
+            not unknown, f"pipeline {self.name!r}: checks on {unknown}, which are not in {list(self.value_columns)}"
+        )
+
+    def _check_times(self) -> None:
+        step = 1 if self.window.kind is WindowKind.SESSION else self.window.slide_ms
+        _require(
+            self.slice_seconds > 0 and self.slice_seconds * 1000 % step == 0,
+            f"pipeline {self.name!r}: slice_seconds={self.slice_seconds} is no multiple of the window's "
+            f"slide ({step} ms): a window would belong to two slices; choose a multiple",
+        )
+        outage_seconds = self.source.longest_outage_hours * 3600
+        _require(
+            self.source.retention_hours * 3600 >= outage_seconds + self.allowed_lateness_seconds,
+            f"pipeline {self.name!r}: source {self.source.name!r} keeps records "
+            f"{self.source.retention_hours} h, less than the longest outage ({self.source.longest_outage_hours} h) "
+            f"plus allowed_lateness_seconds={self.allowed_lateness_seconds}: raise retention_hours",
+        )
+        _require(
+            self.watermark_delay_seconds >= 0 and self.allowed_lateness_seconds >= self.watermark_delay_seconds,
+            f"pipeline {self.name!r}: allowed_lateness_seconds={self.allowed_lateness_seconds} is less than "
+            f"watermark_delay_seconds={self.watermark_delay_seconds}: a slice would close before the stream is done",
+        )
+
+    @property
+    def value_columns(self) -> tuple[str, ...]:
+        """Keys and measures, in the order in which every table and message has them."""
+        return self.keys + tuple(measure.name for measure in self.measures)
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change whenever the results could."""
+        source = self.source
+        meaning: list[Any] = [
+            source.name,
+            source.format,
+            [[field.name, field.type] for field in source.fields],
+            [source.event_time_field, source.event_time_header, source.key, source.identity],
+            [source.horizon_hours, source.max_ahead_seconds],
+            " ".join(self.transform.split()),
+            self.keys,
+            [self.window.kind, self.window.size_ms, self.window.slide_ms],
+            [[measure.name, " ".join(measure.sql.split()), measure.type] for measure in self.measures],
+            [self.slice_seconds, self.watermark_delay_seconds, self.allowed_lateness_seconds],
+        ]
+        return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]
+
+    @property
+    def topic(self) -> Topic:
+        """The output topic: compacted, so that the newest row of each window and key stays."""
+        return Topic(
+            name=self.output,
+            partitions=self.source.partitions,
+            configs=(("cleanup.policy", "compact"),),
+            moves_keys=True,
+        )
+
+    @property
+    def live_table(self) -> str:
+        """Where the live job appends, below the lake's root."""
+        return f"live/{self.name}"
+
+
+def checkpoint_of(job: str, source: str | None = None) -> str:
+    """The checkpoint folder of a streaming job below the lake's root; `ingest` has one per source."""
+    return f"checkpoints/{job}/{source}" if source else f"checkpoints/{job}"
+
+
+def control_of(job: str) -> str:
+    """The control folder of a streaming job, below the lake's root."""
+    return f"control/{job}"
+
+
+def dag_id_of(job: str) -> str:
+    """The DAG that runs a streaming job."""
+    return f"stream_{job}"

@@ -1,0 +1,87 @@
+"""Where things are, read once from the environment. Every setting is explained in `.env.example`."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from jobs.refusal import Refusal
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """The NAME=value lines of a `.env` file; none if there is no such file."""
+    if not path.is_file():
+        return {}
+    lines = (line.strip() for line in path.read_text().splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {name.strip(): value.strip().strip("'\"") for name, equals, value in pairs if equals}
+
+
+def whole_number(env: Mapping[str, str], name: str, default: int) -> int:
+    """A setting that is a positive whole number."""
+    text = env.get(name, "") or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        raise Refusal(f"{name}={text!r} is no positive whole number; the default is {default}")
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaSettings:
+    """How to reach Kafka; the same for kafka-python and Spark. Secrets never show in a repr."""
+
+    bootstrap: str = "127.0.0.1:9092"
+    security_protocol: str = "PLAINTEXT"
+    sasl_mechanism: str | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ssl_cafile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_key_password: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Self:
+        """Read `KAFKA_BOOTSTRAP`, `KAFKA_SECURITY_PROTOCOL`, … (`.env.example` lists them)."""
+        set_ = {name: env[f"KAFKA_{name.upper()}"] for name in cls.__annotations__ if env.get(f"KAFKA_{name.upper()}")}
+        return cls(**set_)
+
+    def as_env(self) -> dict[str, str]:
+        """The environment that `from_env` reads back as this."""
+        return {f"KAFKA_{name.upper()}": value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a job needs to know about the place it runs in."""
+
+    lake_root: Path
+    jars: Path
+    kafka: KafkaSettings
+    spark_master: str
+    driver_memory: str
+    shuffle_partitions: int
+    trigger_ms: int
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
+        """The settings of the process; `.env` in the project's folder fills in what the environment leaves open."""
+        env = {**read_env_file(PROJECT / ".env"), **(os.environ if env is None else env)}
+        home = Path(env.get("TIDELINE_HOME") or PROJECT / ".tideline")
+        return cls(
+            lake_root=_local_folder(env.get("LAKE_ROOT") or str(home / "lake")),
+            jars=Path(env.get("TIDELINE_JARS") or PROJECT / ".tideline" / "jars").resolve(),
+            kafka=KafkaSettings.from_env(env),
+            spark_master=env.get("SPARK_MASTER") or f"local[{min(os.cpu_count() or 2, 4) + 1}]",
+            driver_memory=env.get("SPARK_DRIVER_MEMORY") or "1g",
+            shuffle_partitions=whole_number(env, "SPARK_SHUFFLE_PARTITIONS", min(os.cpu_count() or 2, 8)),
+            trigger_ms=whole_number(env, "STREAM_TRIGGER_MS", 1000),
+        )
+
+
+def _local_folder(root: str) -> Path:
+    if "://" in root.removeprefix("file://"):
+        raise Refusal(f"LAKE_ROOT={root!r}: only a local folder (a path or file://path) can hold the lake so far")
+    return Path(root.removeprefix("file://")).resolve()

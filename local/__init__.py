@@ -1,0 +1,1 @@
+"""The embedded stack: a broker, Airflow and the jars on one machine, without containers."""

@@ -1,0 +1,1 @@
+"""How Airflow reaches Kafka, Spark and the lake."""
