@@ -1,0 +1,231 @@
+"""How to reach Kafka: one `KafkaSettings`, said in kafka-python's words and in Spark's; and what a topic is now."""
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import OffsetSpec
+from kafka.errors import KafkaError, SaslAuthenticationFailedError, UnknownTopicOrPartitionError, for_code
+from kafka.net.compat import KafkaNetClient
+
+from jobs.refusal import Refusal
+from jobs.settings import KafkaSettings
+
+ADMIN_TIMEOUT_MS = 10_000
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_bootstrap_lock = threading.Lock()
+
+# kafka-python tells of every connection it opens and closes at INFO.
+logging.getLogger("kafka").setLevel(logging.WARNING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicState:
+    """A topic at one moment; ``latest`` counts open transactions too (read_uncommitted)."""
+
+    cluster_id: str
+    topic_id: str
+    partitions: int
+    earliest: dict[int, int]
+    latest: dict[int, int]
+
+
+def client_options(kafka: KafkaSettings) -> dict[str, Any]:
+    """The keyword arguments of every kafka-python client."""
+    _check(kafka)
+    options: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap, "security_protocol": kafka.security_protocol}
+    if kafka.security_protocol.startswith("SASL_"):
+        options["sasl_mechanism"] = kafka.sasl_mechanism
+        options["sasl_plain_username"] = kafka.username
+        options["sasl_plain_password"] = kafka.password
+    if kafka.security_protocol.endswith("SSL"):
+        options["ssl_cafile"] = kafka.ssl_cafile
+        options["ssl_certfile"] = kafka.ssl_certfile
+        options["ssl_keyfile"] = kafka.ssl_keyfile
+        options["ssl_password"] = kafka.ssl_key_password
+    return options
+
+
+def spark_options(kafka: KafkaSettings) -> dict[str, str]:
+    """The options of Spark's Kafka source and sink that say how to connect; they hold secrets: never log them."""
+    _check(kafka)
+    options = {
+        "kafka.bootstrap.servers": kafka.bootstrap,
+        "kafka.security.protocol": kafka.security_protocol,
+    }
+    if kafka.security_protocol.startswith("SASL_"):
+        options["kafka.sasl.mechanism"] = str(kafka.sasl_mechanism)
+        options["kafka.sasl.jaas.config"] = _jaas(kafka)
+    if kafka.security_protocol.endswith("SSL"):
+        options |= _spark_ssl(kafka)
+    return options
+
+
+def _check(kafka: KafkaSettings) -> None:
+    """Refuse what the clients would only complain about from inside a connection thread."""
+    if kafka.security_protocol not in _PROTOCOLS:
+        raise Refusal(f"KAFKA_SECURITY_PROTOCOL={kafka.security_protocol!r} is unknown: use one of {_PROTOCOLS}")
+    for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
+        path = getattr(kafka, name)
+        if path and not os.access(path, os.R_OK):
+            raise Refusal(f"KAFKA_{name.upper()}={path!r} cannot be read: correct the path or its permissions")
+    if not kafka.security_protocol.startswith("SASL_"):
+        return
+    if kafka.sasl_mechanism not in _LOGIN_MODULES:
+        raise Refusal(f"KAFKA_SASL_MECHANISM={kafka.sasl_mechanism!r}: use one of {tuple(_LOGIN_MODULES)}")
+    if kafka.username is None or kafka.password is None:
+        raise Refusal(f"{kafka.security_protocol} needs a login: set KAFKA_USERNAME and KAFKA_PASSWORD")
+
+
+def _jaas(kafka: KafkaSettings) -> str:
+    module = _LOGIN_MODULES[str(kafka.sasl_mechanism)]
+    return f"{module} required username={_quoted(kafka.username)} password={_quoted(kafka.password)};"
+
+
+def _quoted(text: str | None) -> str:
+    """A JAAS string: Java reads it with a StreamTokenizer, which knows C's escapes and ends it at a line break."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
+    return '"' + "".join(escapes.get(char, char) for char in text or "") + '"'
+
+
+def _spark_ssl(kafka: KafkaSettings) -> dict[str, str]:
+    options = {}
+    if kafka.ssl_cafile:
+        options["kafka.ssl.truststore.type"] = "PEM"
+        options["kafka.ssl.truststore.location"] = kafka.ssl_cafile
+    if kafka.ssl_certfile:
+        # As text: a PEM key store given as a file must be encrypted.
+        options["kafka.ssl.keystore.type"] = "PEM"
+        options["kafka.ssl.keystore.certificate.chain"] = Path(kafka.ssl_certfile).read_text()
+        options["kafka.ssl.keystore.key"] = Path(kafka.ssl_keyfile or kafka.ssl_certfile).read_text()
+    if kafka.ssl_key_password:
+        options["kafka.ssl.key.password"] = kafka.ssl_key_password
+    return options
+
+
+@contextmanager
+def admin(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
+    """An admin client; what Kafka refuses within the block is a `Refusal` that names the bootstrap address."""
+    client = _connect(kafka)
+    try:
+        yield client
+    except KafkaError as error:
+        raise Refusal(f"Kafka at {kafka.bootstrap}: {error}") from error
+    finally:
+        client.close()
+
+
+def _connect(kafka: KafkaSettings) -> KafkaAdminClient:
+    opened: list[KafkaNetClient] = []
+
+    def open_net(**configs: Any) -> KafkaNetClient:
+        opened.append(KafkaNetClient(**configs))
+        return opened[-1]
+
+    timeouts = {"bootstrap_timeout_ms": ADMIN_TIMEOUT_MS, "request_timeout_ms": ADMIN_TIMEOUT_MS}
+    with _hushed() as reasons:
+        try:
+            return KafkaAdminClient(**client_options(kafka), **timeouts, kafka_client=open_net)
+        except KafkaError as error:
+            # The constructor starts a thread and leaves it behind when it fails.
+            for net in opened:
+                net.close()
+            raise Refusal(
+                f"Kafka does not answer at {kafka.bootstrap} ({reasons.first or error}): "
+                "start it, or correct KAFKA_BOOTSTRAP and the security settings"
+            ) from error
+
+
+class _Reasons(logging.Handler):
+    """Keeps the exceptions that are logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.seen: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Look for exceptions among the arguments of the message."""
+        self.seen += [arg for arg in record.args or () if isinstance(arg, BaseException)]
+
+    @property
+    def first(self) -> BaseException | None:
+        """The one that says most: after a wrong password the broker just hangs up on further attempts."""
+        denied = [error for error in self.seen if isinstance(error, SaslAuthenticationFailedError)]
+        return next(iter(denied + self.seen), None)
+
+
+@contextmanager
+def _hushed() -> Iterator[_Reasons]:
+    """The reasons of a failed bootstrap: kafka-python only logs them, some ten lines per attempt."""
+    logger, reasons = logging.getLogger("kafka"), _Reasons()
+    with _bootstrap_lock:
+        logger.addHandler(reasons)
+        logger.propagate = False
+        try:
+            yield reasons
+        finally:
+            logger.propagate = True
+            logger.removeHandler(reasons)
+
+
+def describe(kafka: KafkaSettings, topics: Iterable[str]) -> dict[str, TopicState]:
+    """What the topics are now; those that do not exist are absent."""
+    with admin(kafka) as client:
+        return states(client, topics)
+
+
+def states(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicState]:
+    """`describe` on a client that is already open."""
+    described = _existing(client, topics)
+    partitions = [
+        TopicPartition(name, partition["partition_index"])
+        for name, topic in described.items()
+        for partition in topic["partitions"]
+    ]
+    cluster_id = client.describe_cluster()["cluster_id"]
+    earliest = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+    latest = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
+    return {
+        name: TopicState(
+            cluster_id=cluster_id,
+            topic_id=_topic_id(topic),
+            partitions=len(topic["partitions"]),
+            earliest={at.partition: earliest[at].offset for at in partitions if at.topic == name},
+            latest={at.partition: latest[at].offset for at in partitions if at.topic == name},
+        )
+        for name, topic in described.items()
+    }
+
+
+def topic_ids(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, str]:
+    """The ids of the topics that exist: one metadata request. A `KafkaError` here may pass: try again."""
+    return {name: _topic_id(topic) for name, topic in _existing(client, topics).items()}
+
+
+def _existing(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
+    described = {}
+    for topic in client.describe_topics(list(topics)):
+        error = for_code(topic["error_code"])
+        if error is UnknownTopicOrPartitionError:
+            continue
+        if topic["error_code"]:
+            raise error(f"topic {topic['name']!r} cannot be described")
+        described[topic["name"]] = topic
+    return described
+
+
+def _topic_id(topic: dict[str, Any]) -> str:
+    if topic["topic_id"] is None:
+        raise Refusal(f"topic {topic['name']!r} has no id: Tideline tells a re-created topic by it; use Kafka ≥ 2.8")
+    return str(topic["topic_id"])
