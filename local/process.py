@@ -1,0 +1,147 @@
+"""A process of the stack: started in a session of its own, known again by its pid file, ended with all its kin.
+
+Every process carries `TIDELINE_STACK=<home>` in its environment and hands it on, so that nothing it starts is ever
+out of reach, also after a crash.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from jobs.refusal import Refusal
+
+MARKER = "TIDELINE_STACK"
+_LOG_LIMIT_BYTES = 20_000_000
+# Two readings of one process's start differ by the clock's corrections in between.
+_SAME_START_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """What to run. Its pid file and its log lie in the stack's home."""
+
+    name: str
+    home: Path
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def log(self) -> Path:
+        """Everything it says on stdout and stderr."""
+        return self.home / "logs" / f"{self.name}.log"
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.home / "run" / f"{self.name}.pid"
+
+    def start(self) -> None:
+        """Start it, detached from this process; what an earlier crash left of it is ended first."""
+        self.kill()
+        for folder in (self.log.parent, self._pid_file.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        if self.log.exists() and self.log.stat().st_size > _LOG_LIMIT_BYTES:
+            self.log.replace(self.log.with_suffix(".log.1"))
+        output = (os.POSIX_SPAWN_OPEN, 1, self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), output, (os.POSIX_SPAWN_DUP2, 1, 2)]
+        env = {**self.env, MARKER: str(self.home)}
+        pid = os.posix_spawnp(self.command[0], self.command, env, setsid=True, file_actions=files)
+        record = {"pid": pid, "started": psutil.Process(pid).create_time()}
+        self._pid_file.with_suffix(".new").write_text(json.dumps(record))
+        self._pid_file.with_suffix(".new").replace(self._pid_file)
+
+    def process(self) -> psutil.Process | None:
+        """The living process of the pid file; a stale file and a recycled pid count as none."""
+        record = self._record()
+        if record is None:
+            return None
+        with suppress(psutil.Error):
+            process = psutil.Process(record["pid"])
+            same = abs(process.create_time() - record["started"]) < _SAME_START_SECONDS
+            return process if same and _alive(process) else None
+        return None
+
+    def stop(self, grace_seconds: float) -> None:
+        """Ask it to end, wait, then kill what is left of its session."""
+        process = self.process()
+        if process:
+            terminate([process])
+            wait_gone([process], grace_seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to it and to everything of its session; returns when they are gone."""
+        record = self._record()
+        if record:
+            kill([process for process in marked(self.home) if _session(process) == record["pid"]])
+        self._pid_file.unlink(missing_ok=True)
+
+    def wait_ready(self, ready: Callable[[], bool], deadline_seconds: float) -> None:
+        """Wait until the check holds; refuse with the log's last lines when the process ends or time is up."""
+        deadline = time.monotonic() + deadline_seconds
+        while not ready():
+            if self.process() is None:
+                raise self._refusal("ended while starting")
+            if time.monotonic() > deadline:
+                raise self._refusal(f"was not ready after {deadline_seconds:.0f} s")
+            time.sleep(0.1)
+
+    def _record(self) -> dict[str, int] | None:
+        try:
+            record = json.loads(self._pid_file.read_text())
+            return {"pid": record["pid"], "started": record["started"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _refusal(self, what: str) -> Refusal:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        tail = "".join(f"\n    {line}" for line in lines[-10:])
+        return Refusal(f"{self.name} {what}: mend what its log says ({self.log}) and start it again{tail}")
+
+
+def marked(home: Path) -> list[psutil.Process]:
+    """Every living process of this stack, whoever started it, except this one and its parents."""
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    return [process for process in psutil.process_iter() if process.pid not in own and _bears(process, home)]
+
+
+def terminate(processes: Iterable[psutil.Process]) -> None:
+    """SIGTERM: please end."""
+    for process in processes:
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGTERM)
+
+
+def kill(processes: Collection[psutil.Process]) -> None:
+    """SIGKILL, and wait until they are gone."""
+    for process in processes:
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
+    wait_gone(processes, 10)
+
+
+def wait_gone(processes: Collection[psutil.Process], seconds: float) -> bool:
+    """Whether all of them ended in time; children of this process are reaped."""
+    return not psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+def _alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def _bears(process: psutil.Process, home: Path) -> bool:
+    with suppress(psutil.Error):
+        return process.environ().get(MARKER) == str(home) and _alive(process)
+    return False
+
+
+def _session(process: psutil.Process) -> int | None:
+    with suppress(OSError):
+        return os.getsid(process.pid)
+    return None
