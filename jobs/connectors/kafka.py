@@ -117,7 +117,7 @@ def _spark_ssl(kafka: KafkaSettings) -> dict[str, str]:
 @contextmanager
 def admin(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
     """An admin client; what Kafka refuses within the block is a `Refusal` that names the bootstrap address."""
-    client = _connect(kafka)
+    client = connect(kafka)
     try:
         yield client
     except KafkaError as error:
@@ -126,7 +126,8 @@ def admin(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
         client.close()
 
 
-def _connect(kafka: KafkaSettings) -> KafkaAdminClient:
+def connect(kafka: KafkaSettings) -> KafkaAdminClient:
+    """An admin client that the caller closes; a `Refusal` says why Kafka does not answer."""
     opened: list[KafkaNetClient] = []
 
     def open_net(**configs: Any) -> KafkaNetClient:

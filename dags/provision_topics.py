@@ -1,0 +1,37 @@
+"""Brings Kafka's topics to what the definitions in `jobs/pipelines` say.
+
+It creates missing ones, adds partitions where no key would move, aligns configs (arrival time, retention, compaction).
+Safe to run at any time; a second run changes nothing.
+
+**Tasks.** `plan` shows what is to be done, as a table in its log and as its XCom `plan`; `apply` plans again and does
+it. If one step is refused, nothing at all is done.
+
+**Connection.** `tideline_kafka`, of the type *Kafka (Tideline)*.
+
+**Example.** Trigger it after you changed a definition or pointed the connection at another cluster. By hand:
+`tideline topics plan`, then `tideline topics apply`.
+
+**Recovery.** Clear the failed task, or trigger a new run: it starts from what Kafka has by then.
+
+**Triage.**
+- *would send keys to other partitions*: the topic holds keyed records. Keep the number of partitions, or move to a
+  new topic.
+- *would delete records*: the definition keeps less than the topic does. Change the definition, or the topic by hand.
+- *Kafka does not answer*: the broker is down or the connection is wrong; the sentence names the address and the cause.
+"""
+
+from airflow.sdk import DAG
+
+from tideline_airflow.defaults import DEFAULT_ARGS, TAG
+from tideline_airflow.operators.topics import ApplyTopicsOperator, PlanTopicsOperator
+
+with DAG(
+    dag_id="provision_topics",
+    description="Plan, then create, grow and align the Kafka topics.",
+    doc_md=__doc__,
+    default_args=DEFAULT_ARGS,
+    tags=[TAG, "kafka"],
+    schedule=None,
+    max_active_runs=1,
+):
+    PlanTopicsOperator(task_id="plan") >> ApplyTopicsOperator(task_id="apply")

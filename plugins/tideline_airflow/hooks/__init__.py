@@ -1,0 +1,1 @@
+"""Hooks: how tasks reach the world."""

@@ -1,0 +1,64 @@
+"""Topics as code, as two tasks: one shows the plan, the other applies it."""
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from jobs import pipelines
+from jobs.refusal import Refusal
+from tideline_airflow.hooks.kafka import KafkaHook
+
+if TYPE_CHECKING:
+    from kafka import KafkaAdminClient
+
+    from jobs.connectors.topics import Step
+
+_LOG_WIDTH = 140
+
+
+class PlanTopicsOperator(BaseOperator):
+    """Shows what has to be done to the topics; fails for good if a step is refused."""
+
+    def __init__(self, *, kafka_conn_id: str = KafkaHook.default_conn_name, **kwargs: Any) -> None:
+        """Kafka is asked when the task runs."""
+        super().__init__(**kwargs)
+        self.kafka_conn_id = kafka_conn_id
+
+    def execute(self, context: Context) -> None:
+        """Show the plan as a table in the log and as the XCom `plan`."""
+        from jobs.connectors import kafka
+
+        with kafka.admin(KafkaHook(self.kafka_conn_id).settings()) as client:
+            self._act(client, self._plan(client, context))
+
+    def _plan(self, client: "KafkaAdminClient", context: Context) -> "tuple[Step, ...]":
+        from rich.console import Console
+
+        from jobs.connectors import topics
+
+        steps = topics.survey(client, pipelines.topics())
+        context["ti"].xcom_push("plan", [step.as_row() for step in steps])
+        console = Console(width=_LOG_WIDTH, color_system=None)
+        with console.capture() as shown:
+            console.print(topics.table(steps))
+        self.log.info("The plan:\n%s", shown.get())
+        try:
+            topics.require_no_refusal(steps)
+        except Refusal as refusal:
+            # Trying again would be refused again.
+            raise AirflowFailException(str(refusal)) from refusal
+        return steps
+
+    def _act(self, client: "KafkaAdminClient", steps: "tuple[Step, ...]") -> None:
+        """A plan acts on nothing."""
+
+
+class ApplyTopicsOperator(PlanTopicsOperator):
+    """Plans afresh and applies: the world may have moved since the plan was shown, and no plan loses data."""
+
+    def _act(self, client: "KafkaAdminClient", steps: "tuple[Step, ...]") -> None:
+        from jobs.connectors import topics
+
+        topics.apply(client, steps)
+        self.log.info("All %d topics are as they should be.", len({step.topic.name for step in steps}))

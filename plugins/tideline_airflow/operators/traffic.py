@@ -1,0 +1,74 @@
+"""Demo traffic as a task."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context
+
+from tideline_airflow.hooks.kafka import KafkaHook
+
+
+class GenerateTrafficOperator(BaseOperator):
+    """Runs `tideline generate` for each source, all at once; fails if one of them fails."""
+
+    template_fields: Sequence[str] = ("sources", "rate", "seconds", "late", "duplicate", "corrupt", "seed")
+
+    def __init__(
+        self,
+        *,
+        sources: Sequence[str] | str,
+        rate: int | str,
+        seconds: int | str,
+        late: float | str,
+        duplicate: float | str,
+        corrupt: float | str,
+        seed: int | str,
+        kafka_conn_id: str = KafkaHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        """All but the connection may be templates that render to native values."""
+        super().__init__(**kwargs)
+        self.sources = sources
+        self.rate = rate
+        self.seconds = seconds
+        self.late = late
+        self.duplicate = duplicate
+        self.corrupt = corrupt
+        self.seed = seed
+        self.kafka_conn_id = kafka_conn_id
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def execute(self, context: Context) -> None:
+        """Start one process per source and wait for all; their output is the task's."""
+        environment = {**os.environ, **KafkaHook(self.kafka_conn_id).environment()}
+        try:
+            for source in self.sources:
+                self._running.append(subprocess.Popen(self.command(source), env=environment))
+            codes = {source: process.wait() for source, process in zip(self.sources, self._running, strict=True)}
+        finally:
+            self.on_kill()
+        failed = {source: code for source, code in codes.items() if code}
+        if failed:
+            raise RuntimeError(f"traffic failed: exit codes {failed}; the reason is in the log above")
+
+    def command(self, source: str) -> list[str]:
+        """The command for one source, without a shell."""
+        count = int(self.rate) * int(self.seconds)
+        options = {
+            "--rate": self.rate,
+            "--count": count,
+            "--seed": self.seed,
+            "--late": self.late,
+            "--duplicate": self.duplicate,
+            "--corrupt": self.corrupt,
+        }
+        return [sys.executable, "-m", "jobs", "generate", source, *(str(w) for pair in options.items() for w in pair)]
+
+    def on_kill(self) -> None:
+        """End what still runs."""
+        for process in self._running:
+            if process.poll() is None:
+                process.terminate()
