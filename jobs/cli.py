@@ -2,12 +2,19 @@
 
 import json
 import logging
+import secrets
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
@@ -64,6 +71,85 @@ def _topics(output: Output, *, do: bool) -> None:
         topics.require_no_refusal(steps)
         if do:
             topics.apply(client, steps)
+
+
+_Share = Annotated[float, typer.Option(min=0, max=1, help="A share of all records, e.g. 0.01.")]
+
+
+@app.command()
+def generate(
+    source: Annotated[str, typer.Argument(help="Which source's traffic: numbers, lines, clicks, orders, …")],
+    rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: as fast as possible.")] = 1000,
+    count: Annotated[int | None, typer.Option(min=0, help="How many; without it until stopped.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same records; drawn if not given.")] = None,
+    late: _Share = 0.0,
+    duplicate: _Share = 0.0,
+    corrupt: _Share = 0.0,
+    keys: Annotated[int, typer.Option(min=1, help="How many series, users, customers or devices.")] = 100,
+    start: Annotated[str | None, typer.Option(help="First event time, ISO 8601; without it events happen now.")] = None,
+    step_ms: Annotated[int, typer.Option(min=1, help="Event time between two records, with --start.")] = 1,
+) -> None:
+    """Send made-up traffic to a source's topic: skewed, wandering, on demand late, repeated or broken.
+
+    The same seed, count and start give the same records byte for byte; without --start all but the times.
+    """
+    from jobs.connectors import traffic
+
+    seed = secrets.randbits(32) if seed is None else seed
+    stream = traffic.records(
+        source,
+        seed=seed,
+        count=count,
+        start_ms=_epoch_ms(start),
+        step_ms=step_ms,
+        late=late,
+        duplicate=duplicate,
+        corrupt=corrupt,
+        keys=keys,
+    )
+    with _stopped_by_signals() as stop, _progress(f"{source} →", count) as advance:
+        sent = traffic.send(Settings.from_env().kafka, source, stream, rate=rate, stop=stop, progress=advance)
+    per_second = sent.count / sent.seconds if sent.seconds else 0
+    print(f"sent {sent.count:,} records to {source} in {sent.seconds:.1f} s ({per_second:,.0f}/s), seed {seed}")
+
+
+def _epoch_ms(time: str | None) -> int | None:
+    """Times without an offset are UTC, as everywhere."""
+    if time is None:
+        return None
+    try:
+        parsed = datetime.fromisoformat(time)
+    except ValueError as error:
+        raise Refusal(f"{time!r} is no ISO 8601 time: write e.g. 2026-01-31T12:00:00Z") from error
+    return round((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set the event once; a second signal does what it always did."""
+    stop = threading.Event()
+    before: dict[int, Any] = {}
+
+    def request_stop(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, before[number])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, request_stop)
+    try:
+        yield stop
+    finally:
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
+
+
+@contextmanager
+def _progress(title: str, total: int | None) -> Iterator[Callable[[int], object]]:
+    """A bar on stderr, on a terminal only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda completed: bar.update(task, completed=completed)
 
 
 def main() -> None:
