@@ -20,12 +20,16 @@ _FAR_TIMES_MS = (-1, 0, 31_536_000_000, 253_402_300_800_000, 2**63 - 1)
 
 def corrupted(source: Source, record: Record, kind: str, rng: Random) -> Record:
     """The record, gone wrong in one of the ways of `kinds`."""
-    return _CORRUPTIONS[source.format][kind](source, record, rng)
+    return _corruptions(source)[kind](source, record, rng)
 
 
 def kinds(source: Source) -> tuple[str, ...]:
     """The ways in which a record of the source can go wrong."""
-    return tuple(_CORRUPTIONS[source.format])
+    return tuple(_corruptions(source))
+
+
+def _corruptions(source: Source) -> dict[str, Corruption]:
+    return _CORRUPTIONS[source.format] | (_KEY if source.key else {})
 
 
 def _number_field(source: Source, rng: Random) -> str:
@@ -127,6 +131,11 @@ def _far_header(source: Source, record: Record, rng: Random) -> Record:
     return _header(str(rng.choice(_FAR_TIMES_MS)).encode(), source, record, rng)
 
 
+def _rekeyed(key: bytes | None, source: Source, record: Record, rng: Random) -> Record:
+    return record._replace(key=key)
+
+
+_KEY: dict[str, Corruption] = {"no_key": partial(_rekeyed, None), "key_not_utf8": partial(_rekeyed, b"\xff\xfe")}
 _ANY_FORMAT: dict[str, Corruption] = {"null_value": partial(_replaced, None), "invalid_utf8": _invalid_utf8}
 _FIELDS: dict[str, Corruption] = {
     "empty_value": partial(_replaced, b""),

@@ -47,9 +47,11 @@ def is_valid(source: Source, record: Record) -> bool:
     try:
         fields = fields_of(source, record)
         numbers = [field.name for field in source.fields if field.type != "STRING"] or [source.event_time_header]
+        key = (record.key or b"").decode() if source.key else "none needed"
         event_time = int(fields[source.event_time_field or source.event_time_header])
         return (
-            all(isinstance(fields[field.name], str) for field in source.fields)
+            bool(key)
+            and all(isinstance(fields[field.name], str) for field in source.fields)
             and all(abs(Decimal(fields[name])) < 10**13 for name in numbers)
             and abs(event_time - START_MS) < 86_400_000
         )
