@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,6 +19,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+
+if TYPE_CHECKING:
+    from local.stack import Stack
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 errors = Console(stderr=True)
@@ -150,6 +153,112 @@ def _progress(title: str, total: int | None) -> Iterator[Callable[[int], object]
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(title, total=total)
         yield lambda completed: bar.update(task, completed=completed)
+
+
+@contextmanager
+def _steps(title: str) -> Iterator[Callable[[str], None]]:
+    """What is being done: a spinner on a terminal, lines elsewhere."""
+    if not errors.is_terminal:
+        yield lambda step: errors.print(f"{title}: {step}", highlight=False)
+        return
+    with errors.status(title) as status:
+        yield lambda step: status.update(f"{title}: {step}")
+
+
+def _stack() -> "Stack":
+    from local.settings import StackSettings
+    from local.stack import Stack
+
+    return Stack(StackSettings.from_env())
+
+
+@app.command()
+def up() -> None:
+    """Start the platform: broker and Airflow. Harmless when it runs, heals it when a part died."""
+    from local.report import addresses
+
+    stack = _stack()
+    with _steps("starting") as step:
+        stack.up(step)
+    Console().print(addresses(stack))
+
+
+@app.command()
+def down() -> None:
+    """Stop the platform and everything it started; data stays."""
+    with _steps("stopping") as step:
+        killed = _stack().down(step)
+    print(f"stopped; {killed} processes had to be killed" if killed else "stopped")
+
+
+@app.command()
+def status(output: _Format = Output.TABLE) -> None:
+    """Show the parts of the platform, their health and memory; exit code 1 unless all of them are healthy."""
+    from local.report import as_rows, status_table
+
+    parts = _stack().status()
+    if output is Output.JSON:
+        print(json.dumps(as_rows(parts)))
+    else:
+        Console().print(status_table(parts))
+    if not all(part.good for part in parts):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor() -> None:
+    """Check the environment: Python, Spark's versions, Java, disk, ports, jars; exit code 1 if something is wrong."""
+    from local.doctor import checks
+    from local.settings import StackSettings
+
+    wrong = 0
+    for name, check in checks(StackSettings.from_env()).items():
+        try:
+            print(f"ok    {name}: {check()}")
+        except Refusal as refusal:
+            wrong += 1
+            print(f"WRONG {name}: {refusal}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo() -> None:
+    """Start everything, feed it, and show windows filling; leaves the platform running."""
+    from local.demo import run
+
+    run(_stack(), Console())
+
+
+@app.command()
+def jars(
+    verify: Annotated[bool, typer.Option("--verify", help="Only check what is there; fetch nothing.")] = False,
+) -> None:
+    """Fetch the jars that Spark and the broker need, once, and check their sums."""
+    from local import jars as declared
+    from local.settings import StackSettings
+
+    settings = StackSettings.from_env()
+    folder = settings.jobs.jars
+    if verify:
+        declared.verify(folder)
+    else:
+        with _steps("fetching jars") as step:
+            step(str(folder))
+            declared.fetch(folder, mirror=settings.maven_url)
+    print(f"{len(declared.declared())} jars in {folder}, every sum as declared")
+
+
+@app.command()
+def clean(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete the platform's data: lake, topics, Airflow's database, logs. Jars stay; refused while it runs."""
+    stack = _stack()
+    if not yes:
+        typer.confirm(f"Delete lake, topics, Airflow's database and logs below {stack.settings.home}?", abort=True)
+    for folder in stack.clean():
+        print(f"deleted {folder}")
 
 
 def main() -> None:

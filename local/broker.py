@@ -18,7 +18,7 @@ from local.ports import LOOPBACK, answers, free_port, holder, is_free
 from local.process import Service
 
 _READY_SECONDS = 60
-_STOP_SECONDS = 20
+STOP_SECONDS = 20
 _RECORD_LIMIT_BYTES = 2 * 1024 * 1024
 
 
@@ -81,7 +81,7 @@ class Broker:
 
     def stop(self) -> None:
         """An orderly shutdown; killed when that takes too long."""
-        self.service.stop(_STOP_SECONDS)
+        self.service.stop(STOP_SECONDS)
 
     def kill(self) -> None:
         """What a crash does: SIGKILL, no shutdown."""

@@ -1,13 +1,11 @@
 """The jars of `jars.toml`: fetched once, checked by sum, put in place file by file. Never resolved at submit time."""
 
-import fcntl
 import hashlib
 import os
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +13,7 @@ from xml.sax.saxutils import quoteattr
 
 from jobs.refusal import Refusal
 from local.java import find_java
+from local.lock import one_at_a_time
 
 DECLARATION = Path(__file__).with_name("jars.toml")
 _TIMEOUT_SECONDS = 900
@@ -60,7 +59,7 @@ def fetch(folder: Path, jars: Sequence[Jar] | None = None, *, mirror: str | None
     """Make the folder exactly what the declaration lists; the jars that had to be fetched."""
     jars = declared() if jars is None else jars
     folder.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(folder):
+    with one_at_a_time(folder / ".lock"):
         wanted = missing(folder, jars)
         if wanted:
             with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as work:
@@ -109,13 +108,6 @@ def _strangers(folder: Path, jars: Sequence[Jar]) -> list[Path]:
     return sorted(
         path for name in {jar.set for jar in jars} for path in (folder / name).glob("*.jar") if path not in expected
     )
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _download(work: Path, jars: Sequence[Jar], mirror: str | None) -> None:

@@ -50,7 +50,8 @@ class Service:
             self.log.replace(self.log.with_suffix(".log.1"))
         output = (os.POSIX_SPAWN_OPEN, 1, self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), output, (os.POSIX_SPAWN_DUP2, 1, 2)]
-        env = {**self.env, MARKER: str(self.home)}
+        # Airflow's processes rename themselves, by default over their environment and so over the mark.
+        env = {**self.env, MARKER: str(self.home), "SPT_NOENV": "1"}
         pid = os.posix_spawnp(self.command[0], self.command, env, setsid=True, file_actions=files)
         record = {"pid": pid, "started": psutil.Process(pid).create_time()}
         self._pid_file.with_suffix(".new").write_text(json.dumps(record))
@@ -79,7 +80,7 @@ class Service:
         """SIGKILL to it and to everything of its session; returns when they are gone."""
         record = self._record()
         if record:
-            kill([process for process in marked(self.home) if _session(process) == record["pid"]])
+            kill([process for process in marked(self.home) if session_of(process) == record["pid"]])
         self._pid_file.unlink(missing_ok=True)
 
     def wait_ready(self, ready: Callable[[], bool], deadline_seconds: float) -> None:
@@ -141,7 +142,8 @@ def _bears(process: psutil.Process, home: Path) -> bool:
     return False
 
 
-def _session(process: psutil.Process) -> int | None:
+def session_of(process: psutil.Process) -> int | None:
+    """The pid of the service it was started under; none if it has just ended."""
     with suppress(OSError):
         return os.getsid(process.pid)
     return None

@@ -1,0 +1,191 @@
+"""Airflow's four components as processes: API server, scheduler, DAG processor and triggerer, on SQLite."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from jobs.refusal import Refusal
+from jobs.settings import PROJECT
+from local.java import Java
+from local.ports import LOOPBACK
+from local.process import Service
+from local.rest import AirflowApi
+from local.settings import StackSettings
+
+# The command of each, and the name under which Airflow's health page knows it.
+COMPONENTS = {
+    "api-server": (("api-server",), "metadatabase"),
+    "scheduler": (("scheduler",), "scheduler"),
+    "dag-processor": (("dag-processor",), "dag_processor"),
+    # Its log server would listen on every address of the machine.
+    "triggerer": (("triggerer", "--skip-serve-logs"), "triggerer"),
+}
+_MIGRATE_SECONDS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Airflow:
+    """Airflow below the stack's home: its database, its secrets, its components."""
+
+    settings: StackSettings
+    java: Java
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+
+    @property
+    def folder(self) -> Path:
+        """AIRFLOW_HOME."""
+        return self.settings.home / "airflow"
+
+    def services(self) -> dict[str, Service]:
+        """The components by name, in the order they start."""
+        env = self.environment()
+        return {
+            name: Service(name=name, home=self.settings.home, command=_airflow(*words), env=env)
+            for name, (words, _) in COMPONENTS.items()
+        }
+
+    def prepare(self) -> None:
+        """Secrets, login and database, each made once; the database again when Airflow's version moved."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _write_private(self._passwords_file, json.dumps({self.settings.airflow_user: self.password()}))
+        stamp, installed = self.folder / "migrated", version("apache-airflow-core")
+        if not stamp.exists() or stamp.read_text() != installed:
+            self._migrate()
+            stamp.write_text(installed)
+
+    def api(self) -> AirflowApi:
+        """A client that logs in as the admin."""
+        settings = self.settings
+        return AirflowApi(url=settings.airflow_url, username=settings.airflow_user, password=self.password())
+
+    def password(self) -> str:
+        """The admin's password: the setting, else one that is drawn once."""
+        return self.settings.airflow_password or self._secrets()["password"]
+
+    def environment(self) -> dict[str, str]:
+        """What every component and every task sees."""
+        return {**self.env, **self._for_jobs(), **self._connections(), **self._configuration()}
+
+    @property
+    def _passwords_file(self) -> Path:
+        return self.folder / "passwords.json"
+
+    def _for_jobs(self) -> dict[str, str]:
+        jobs = self.settings.jobs
+        venv = str(Path(sys.executable).parent)
+        return {
+            **jobs.kafka.as_env(),
+            "TIDELINE_HOME": str(self.settings.home),
+            "TIDELINE_JARS": str(jobs.jars),
+            "LAKE_ROOT": str(jobs.lake_root),
+            "SPARK_MASTER": jobs.spark_master,
+            "SPARK_DRIVER_MEMORY": jobs.driver_memory,
+            "SPARK_SHUFFLE_PARTITIONS": str(jobs.shuffle_partitions),
+            "STREAM_TRIGGER_MS": str(jobs.trigger_ms),
+            # spark-submit and Spark's workers take the first python3 on PATH, which may be another one.
+            "PATH": os.pathsep.join([venv, self.env.get("PATH", os.defpath)]),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_HOME": _spark_home(),
+            "SPARK_LOCAL_IP": LOOPBACK,
+            "JAVA_HOME": str(self.java.home),
+            "GX_ANALYTICS_ENABLED": "false",
+            "PYTHONUNBUFFERED": "1",
+            # Airflow's own, at every start of every component; not ours to mend.
+            "PYTHONWARNINGS": "ignore:GitWildMatchPattern:DeprecationWarning",
+        }
+
+    def _connections(self) -> dict[str, str]:
+        jobs = self.settings.jobs
+        spark = {"conn_type": "spark", "host": jobs.spark_master, "extra": {"deploy-mode": "client"}}
+        kafka = {"conn_type": "tideline_kafka", "host": jobs.kafka.bootstrap}
+        return {"AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(spark), "AIRFLOW_CONN_TIDELINE_KAFKA": json.dumps(kafka)}
+
+    def _configuration(self) -> dict[str, str]:
+        settings, drawn, logs = self.settings, self._secrets(), self.settings.home / "logs"
+        options: dict[str, dict[str, Any]] = {
+            "core": {
+                "dags_folder": PROJECT / "dags",
+                "plugins_folder": PROJECT / "plugins",
+                "executor": "local.executor.LocalExecutor",
+                "parallelism": settings.airflow_parallelism,
+                "load_examples": False,
+                "execution_api_server_url": f"{settings.airflow_url}/execution/",
+                "fernet_key": drawn["fernet_key"],
+                "simple_auth_manager_users": f"{settings.airflow_user}:admin",
+                "simple_auth_manager_passwords_file": self._passwords_file,
+                "test_connection": "Enabled",
+            },
+            "api": {
+                "host": LOOPBACK,
+                "port": settings.airflow_port,
+                "base_url": settings.airflow_url,
+                "workers": 1,
+                "secret_key": drawn["secret_key"],
+            },
+            "api_auth": {"jwt_secret": drawn["jwt_secret"]},
+            "database": {"sql_alchemy_conn": f"sqlite:///{self.folder / 'airflow.db'}"},
+            "dag_processor": {"parsing_processes": 1},
+            # A dead task is noticed in one minute instead of five.
+            "scheduler": {"task_instance_heartbeat_timeout": 60},
+            "logging": {
+                "base_log_folder": logs / "tasks",
+                "dag_processor_child_process_log_directory": logs / "dag-processor",
+                "colored_console_log": False,
+                "namespace_levels": "great_expectations=WARNING kafka=WARNING py4j=WARNING httpx=WARNING",
+            },
+        }
+        named = {
+            f"AIRFLOW__{section}__{option}".upper(): str(value)
+            for section, values in options.items()
+            for option, value in values.items()
+        }
+        return {"AIRFLOW_HOME": str(self.folder), **named}
+
+    def _secrets(self) -> dict[str, str]:
+        path = self.folder / "secrets.json"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            drawn = {name: secrets.token_urlsafe(48) for name in ("jwt_secret", "secret_key")}
+            fernet_key = urlsafe_b64encode(secrets.token_bytes(32)).decode()
+            _write_private(path, json.dumps({**drawn, "fernet_key": fernet_key, "password": secrets.token_urlsafe(9)}))
+        return dict(json.loads(path.read_text()))
+
+    def _migrate(self) -> None:
+        command = _airflow("db", "migrate")
+        log = self.settings.home / "logs" / "db-migrate.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as out:
+            ran = subprocess.run(
+                command, env=self.environment(), stdout=out, stderr=out, check=False, timeout=_MIGRATE_SECONDS
+            )
+        if ran.returncode:
+            raise Refusal(f"Airflow's database cannot be prepared: {log} says why; `tideline clean` starts afresh")
+
+
+def _airflow(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "airflow", *words)
+
+
+def _spark_home() -> str:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise Refusal("pyspark is not installed: run `make install`")
+    return str(Path(spec.origin).parent)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Readable by its owner only, from the first byte."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    new.replace(path)

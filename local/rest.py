@@ -1,0 +1,123 @@
+"""Airflow's REST API, as far as the demo and the tests need it."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from jobs.refusal import Refusal
+
+FINAL_STATES = frozenset({"success", "failed"})
+
+
+@dataclass(kw_only=True)
+class AirflowApi:
+    """One logged-in client; use it as a context manager."""
+
+    url: str
+    username: str
+    password: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """No request is made before the first call."""
+        self._http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+
+    def __enter__(self) -> Self:
+        """The client is ready as it is."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def health(self) -> dict[str, Any]:
+        """The components by name with `status` and latest heartbeat; empty while the server does not answer."""
+        try:
+            answer = self._http.get("/api/v2/monitor/health")
+        except httpx.TransportError:
+            return {}
+        return dict(answer.json()) if answer.is_success else {}
+
+    def beats_since(self, component: str, moment: datetime) -> bool:
+        """Whether a component is healthy and beat after the moment; one that was replaced does not count."""
+        health = self.health().get(component) or {}
+        beat = health.get(f"latest_{component}_heartbeat") or ""
+        return health.get("status") == "healthy" and beat != "" and datetime.fromisoformat(beat) > moment
+
+    def dags(self) -> dict[str, dict[str, Any]]:
+        """Every DAG by id."""
+        return {dag["dag_id"]: dag for dag in self._ask("GET", "/dags", params={"limit": 100})["dags"]}
+
+    def import_errors(self) -> list[str]:
+        """What keeps DAG files from being read."""
+        errors = self._ask("GET", "/importErrors")["import_errors"]
+        return [f"{error['filename']}: {error['stack_trace']}" for error in errors]
+
+    def unpause(self, dag_id: str) -> None:
+        """Let the scheduler run it."""
+        self._ask("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Start a run; its id."""
+        body = {"logical_date": None, "conf": dict(conf or {})}
+        return str(self._ask("POST", f"/dags/{dag_id}/dagRuns", json=body)["dag_run_id"])
+
+    def runs(self, dag_id: str) -> list[dict[str, Any]]:
+        """The runs of a DAG, newest first."""
+        newest_first = {"order_by": "-run_after", "limit": 20}
+        return list(self._ask("GET", f"/dags/{dag_id}/dagRuns", params=newest_first)["dag_runs"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """`queued`, `running`, `success` or `failed`."""
+        return str(self._ask("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """The tasks of a run with their states."""
+        return list(self._ask("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"])
+
+    def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
+        """What a task has said so far."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
+        content = self._ask("GET", path, params={"full_content": True})["content"]
+        return "\n".join(line["event"] if isinstance(line, dict) else str(line) for line in content)
+
+    def wait_for_run(
+        self, dag_id: str, run_id: str, deadline_seconds: float, pause: Callable[[float], None] = time.sleep
+    ) -> str:
+        """Wait for a run to end; its state."""
+        deadline = time.monotonic() + deadline_seconds
+        while (state := self.run_state(dag_id, run_id)) not in FINAL_STATES:
+            if time.monotonic() > deadline:
+                raise Refusal(f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at it on {self.url}")
+            pause(0.5)
+        return state
+
+    def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+        answer = self._send(method, path, **request)
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            self._log_in()
+            answer = self._send(method, path, **request)
+        if not answer.is_success:
+            raise Refusal(f"Airflow refused {method} {path} ({answer.status_code}): {answer.text[:300]}")
+        return dict(answer.json())
+
+    def _log_in(self) -> None:
+        body = {"username": self.username, "password": self.password}
+        answer = self._http.post("/auth/token", json=body)
+        if not answer.is_success:
+            raise Refusal(
+                f"Airflow refused the login of {self.username!r}: correct AIRFLOW_ADMIN_PASSWORD, then `tideline up`"
+            )
+        self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
+
+    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, f"/api/v2{path}", **request)
+        except httpx.TransportError as error:
+            raise Refusal(f"Airflow does not answer at {self.url} ({error}): start it with `tideline up`") from error
