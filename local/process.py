@@ -68,6 +68,11 @@ class Service:
             return process if same and _alive(process) else None
         return None
 
+    def session(self) -> int | None:
+        """The pid it was last started with, which its children keep as their session when it is gone."""
+        record = self._record()
+        return record["pid"] if record else None
+
     def stop(self, grace_seconds: float) -> None:
         """Ask it to end, wait, then kill what is left of its session."""
         process = self.process()
@@ -78,9 +83,8 @@ class Service:
 
     def kill(self) -> None:
         """SIGKILL to it and to everything of its session; returns when they are gone."""
-        record = self._record()
-        if record:
-            kill([process for process in marked(self.home) if session_of(process) == record["pid"]])
+        if session := self.session():
+            kill([process for process in marked(self.home) if session_of(process) == session])
         self._pid_file.unlink(missing_ok=True)
 
     def wait_ready(self, ready: Callable[[], bool], deadline_seconds: float) -> None:
@@ -91,7 +95,7 @@ class Service:
                 raise self._refusal("ended while starting")
             if time.monotonic() > deadline:
                 raise self._refusal(f"was not ready after {deadline_seconds:.0f} s")
-            time.sleep(0.1)
+            time.sleep(0.2)
 
     def _record(self) -> dict[str, int] | None:
         try:

@@ -1,6 +1,7 @@
 """How the stack is shown to people and to programs."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.table import Table
@@ -21,13 +22,14 @@ def addresses(stack: Stack) -> Table:
 
 def status_table(parts: Sequence[PartState]) -> Table:
     """One row per part, and the sum of the memory."""
-    table = Table("part", "state", "pid", "since (UTC)")
+    table = Table("part", "state", "pid", "up for")
     table.add_column("processes", justify="right")
     table.add_column("memory (PSS)", justify="right")
     for part in parts:
-        since = part.started.isoformat(" ", "seconds").removesuffix("+00:00") if part.started else ""
-        pid = str(part.pid or "")
-        table.add_row(part.name, part.state, pid, since, str(part.processes), _megabytes(part.memory_bytes))
+        age = str(datetime.now(UTC) - part.started).split(".")[0] if part.started else ""
+        table.add_row(
+            part.name, part.state, str(part.pid or ""), age, str(part.processes), _megabytes(part.memory_bytes)
+        )
     table.add_section()
     processes = sum(part.processes for part in parts)
     table.add_row("all", "", "", "", str(processes), _megabytes(sum(part.memory_bytes for part in parts)))

@@ -1,5 +1,6 @@
 """Airflow's REST API, as far as the demo and the tests need it."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from typing import Any, Self
 import httpx
 
 from jobs.refusal import Refusal
+
+# httpx tells of every request at INFO.
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 FINAL_STATES = frozenset({"success", "failed"})
 

@@ -178,10 +178,10 @@ class Stack:
 
     def _members(self) -> dict[str, list[psutil.Process]]:
         """Every process of the stack by the part it belongs to."""
-        leaders = {process.pid: name for name in self._names() if (process := self._service(name).process())}
+        leaders = {self._service(name).session(): name for name in self._names()}
         members: dict[str, list[psutil.Process]] = {}
         for process in marked(self.settings.home):
-            part = leaders.get(session_of(process) or 0, JOBS)
+            part = leaders.get(session_of(process), JOBS)
             if part != "broker" and (_is_driver(process) or _is_java(process)):
                 part = JOBS
             members.setdefault(part, []).append(process)

@@ -1,0 +1,142 @@
+"""`tideline demo`: everything at once, fed with made-up traffic, until windows are seen to fill."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jobs.pipelines import INGEST, PIPELINES
+from jobs.pipelines.spec import dag_id_of
+from jobs.refusal import Refusal
+from local.report import addresses
+from local.rest import AirflowApi
+from local.stack import Report, Stack
+
+TOPICS, TRAFFIC = "provision_topics", "generate_demo_traffic"
+SHOWN = ("rolling_sum", "word_count")
+STREAMS = (INGEST, *SHOWN)
+TRAFFIC_CONF: Mapping[str, Any] = {"sources": ["numbers", "lines"], "rate": 200, "seconds": 6 * 3600}
+_PARSED_SECONDS = 120
+_TOPICS_SECONDS = 180
+_WINDOWS_SECONDS = 420
+# A window of a minute that fills right now began up to a minute ago, and its stream may be a little behind.
+_FRESH = timedelta(minutes=3)
+
+
+def run(stack: Stack, console: Console) -> None:
+    """Start what does not run yet, wait for windows, show them and where to go from here."""
+    with _step(console, "Platform") as tell:
+        stack.up(tell)
+    with stack.airflow.api() as api:
+        with _step(console, "DAGs are read"):
+            _wait_for_dags(api)
+        with _step(console, "Topics"):
+            _provision(api)
+        with _step(console, "Streams and traffic"):
+            _start(api)
+        with _step(console, "Windows") as tell:
+            _wait_for_windows(api, stack, tell)
+    for name in SHOWN:
+        console.print(_newest(stack, name))
+    console.print(addresses(stack))
+    console.print(
+        'More: [bold]tideline query "select * from word_count_total order by occurrences desc limit 5"[/bold]'
+    )
+    console.print("Stop: [bold]make down[/bold]")
+
+
+@contextmanager
+def _step(console: Console, title: str) -> Iterator[Report]:
+    """A spinner while it lasts, a line with the time it took when it is done."""
+    began = time.monotonic()
+    with console.status(title) as status:
+        yield lambda step: status.update(f"{title}: {step}")
+    console.print(f"[green]✓[/green] {title} [dim]{time.monotonic() - began:.0f} s[/dim]", highlight=False)
+
+
+def _wait_for_dags(api: AirflowApi) -> None:
+    wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS)}
+    deadline = time.monotonic() + _PARSED_SECONDS
+    while missing := wanted - api.dags().keys():
+        if time.monotonic() > deadline:
+            raise Refusal(
+                f"Airflow does not show the DAGs {sorted(missing)}: {api.import_errors() or 'see dag-processor.log'}"
+            )
+        time.sleep(1)
+
+
+def _provision(api: AirflowApi) -> None:
+    api.unpause(TOPICS)
+    run_id = api.trigger(TOPICS)
+    if api.wait_for_run(TOPICS, run_id, _TOPICS_SECONDS) != "success":
+        raise Refusal(f"the topics could not be provisioned: {_last_words(api, TOPICS, run_id)}")
+
+
+def _start(api: AirflowApi) -> None:
+    """The streams run for as long as their DAG is not paused; traffic is sent by one run at a time."""
+    for job in STREAMS:
+        api.unpause(dag_id_of(job))
+    api.unpause(TRAFFIC)
+    if not any(sent["state"] in ("queued", "running") for sent in api.runs(TRAFFIC)):
+        api.trigger(TRAFFIC, TRAFFIC_CONF)
+
+
+def _wait_for_windows(api: AirflowApi, stack: Stack, tell: Report) -> None:
+    began = datetime.now(UTC)
+    deadline = time.monotonic() + _WINDOWS_SECONDS
+    while not all((counts := {name: _fresh_windows(stack, name, began) for name in SHOWN}).values()):
+        tell("waiting for " + ", ".join(name for name, count in counts.items() if not count))
+        _refuse_failed_streams(api, began)
+        if time.monotonic() > deadline:
+            said = "\n".join(_stream_says(api, job) for job in STREAMS)
+            raise Refusal(f"no windows after {_WINDOWS_SECONDS} s: the logs of the streams say why\n{said}")
+        time.sleep(1)
+
+
+def _fresh_windows(stack: Stack, name: str, began: datetime) -> int:
+    since = (began - _FRESH).isoformat()
+    sql = f"SELECT count(DISTINCT window_start) AS windows FROM {name} WHERE window_start > '{since}'"
+    rows = _query(stack, sql)
+    return int(rows[0]["windows"]) if rows else 0
+
+
+def _query(stack: Stack, sql: str) -> list[dict[str, Any]]:
+    """The answer to a query, as a user would ask it; nothing while the tables do not exist."""
+    command = [sys.executable, "-m", "jobs", "query", sql, "--format", "json"]
+    asked = subprocess.run(command, env=stack.airflow.environment(), capture_output=True, text=True, check=False)
+    return list(json.loads(asked.stdout)) if asked.returncode == 0 else []
+
+
+def _refuse_failed_streams(api: AirflowApi, began: datetime) -> None:
+    for job in STREAMS:
+        for ended in api.runs(dag_id_of(job)):
+            if ended["state"] == "failed" and datetime.fromisoformat(ended["end_date"]) > began:
+                raise Refusal(f"the stream {job} failed:\n{_last_words(api, dag_id_of(job), ended['dag_run_id'])}")
+
+
+def _stream_says(api: AirflowApi, job: str) -> str:
+    runs = api.runs(dag_id_of(job))
+    return f"{job}:\n{_last_words(api, dag_id_of(job), runs[0]['dag_run_id'])}" if runs else f"{job} has no run"
+
+
+def _last_words(api: AirflowApi, dag_id: str, run_id: str) -> str:
+    """The end of the log of each task that ran."""
+    ran = [task for task in api.task_instances(dag_id, run_id) if task["try_number"]]
+    logs = (api.task_log(dag_id, run_id, task["task_id"], task["try_number"]) for task in ran)
+    return "\n".join(line for log in logs for line in log.splitlines()[-10:])
+
+
+def _newest(stack: Stack, name: str) -> Table:
+    """The newest windows of a pipeline, with as many columns as it has."""
+    rows = _query(stack, f"SELECT * FROM {name} ORDER BY window_start DESC, {', '.join(PIPELINES[name].keys)} LIMIT 5")
+    table = Table(*(rows[0] if rows else ()), title=name)
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    return table
