@@ -1,9 +1,12 @@
-"""Registration only: what it registers lives in the package beside it."""
+"""Registration only: what is registered lives in the package beside it; the connection type comes as a provider."""
 
 from airflow.plugins_manager import AirflowPlugin
 
+from tideline_airflow import listeners
+
 
 class TidelinePlugin(AirflowPlugin):
-    """The hook and its connection type come through the provider entry point; pages and links will come here."""
+    """Tideline in the Airflow UI."""
 
     name = "tideline"
+    listeners = (listeners,)

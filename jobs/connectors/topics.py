@@ -1,6 +1,7 @@
 """Topics as code: what the definitions want, against what Kafka has. Plans first; refuses to lose data or move keys."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -202,3 +203,20 @@ def table(steps: Iterable[Step]) -> Table:
     for step in steps:
         shown.add_row(*map(Text, step.as_row().values()), style=colours.get(step.action, "green"))
     return shown
+
+
+def markdown(steps: Iterable[Step], longest: int) -> str:
+    """The plan where only a short text fits: what is refused first, what stays last, then how much is left out."""
+    todo = sorted(steps, key=lambda step: (step.action is Action.KEEP, step.action is not Action.REFUSE))
+    text = f"Plan: {_counted(todo)}\n\n| topic | action | reason |\n|---|---|---|\n"
+    for shown, step in enumerate(todo):
+        line = "| " + " | ".join(step.as_row().values()) + " |\n"
+        left = f"\n… and {len(todo) - shown} more in the log."
+        if len(text) + len(line) + len(left) > longest:
+            return text + left
+        text += line
+    return text
+
+
+def _counted(steps: Iterable[Step]) -> str:
+    return ", ".join(f"{count} {action}" for action, count in Counter(step.action for step in steps).items())

@@ -48,7 +48,7 @@ def get_provider_info() -> dict[str, Any]:
                     "sasl_mechanism": {
                         "label": "SASL mechanism",
                         "description": "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; needed with SASL_*",
-                        "schema": {**_TEXT, "enum": ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", None]},
+                        "schema": {**_TEXT, "enum": ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]},
                     },
                     "ssl_cafile": {
                         "label": "CA certificates",

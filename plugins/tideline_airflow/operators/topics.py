@@ -8,6 +8,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from jobs import pipelines
 from jobs.refusal import Refusal
 from tideline_airflow.hooks.kafka import KafkaHook
+from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
@@ -26,7 +27,7 @@ class PlanTopicsOperator(BaseOperator):
         self.kafka_conn_id = kafka_conn_id
 
     def execute(self, context: Context) -> None:
-        """Show the plan as a table in the log and as the XCom `plan`."""
+        """Show the plan as a table in the log and on the run, and as rows in the XCom `plan`."""
         from jobs.connectors import kafka
 
         with kafka.admin(KafkaHook(self.kafka_conn_id).settings()) as client:
@@ -39,6 +40,7 @@ class PlanTopicsOperator(BaseOperator):
 
         steps = topics.survey(client, pipelines.topics())
         context["ti"].xcom_push("plan", [step.as_row() for step in steps])
+        context["ti"].xcom_push(RUN_NOTE, topics.markdown(steps, RUN_NOTE_LENGTH))
         console = Console(width=_LOG_WIDTH, color_system=None)
         with console.capture() as shown:
             console.print(topics.table(steps))

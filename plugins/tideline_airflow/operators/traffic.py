@@ -39,20 +39,24 @@ class GenerateTrafficOperator(BaseOperator):
         self.corrupt = corrupt
         self.seed = seed
         self.kafka_conn_id = kafka_conn_id
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def execute(self, context: Context) -> None:
-        """Start one process per source and wait for all; their output is the task's."""
-        environment = {**os.environ, **KafkaHook(self.kafka_conn_id).environment()}
+        """Wait for all; their output is the task's."""
         try:
-            for source in self.sources:
-                self._running.append(subprocess.Popen(self.command(source), env=environment))
-            codes = {source: process.wait() for source, process in zip(self.sources, self._running, strict=True)}
+            codes = {source: process.wait() for source, process in self.start().items()}
         finally:
             self.on_kill()
         failed = {source: code for source, code in codes.items() if code}
         if failed:
             raise RuntimeError(f"traffic failed: exit codes {failed}; the reason is in the log above")
+
+    def start(self) -> dict[str, "subprocess.Popen[bytes]"]:
+        """One process for each source."""
+        environment = {**os.environ, **KafkaHook(self.kafka_conn_id).environment()}
+        for source in self.sources:
+            self._running[source] = subprocess.Popen(self.command(source), env=environment)
+        return self._running
 
     def command(self, source: str) -> list[str]:
         """The command for one source, without a shell."""
@@ -69,6 +73,6 @@ class GenerateTrafficOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """End what still runs."""
-        for process in self._running:
+        for process in self._running.values():
             if process.poll() is None:
                 process.terminate()

@@ -1,0 +1,89 @@
+"""What holds for every DAG: the exact set, its docs, owners and tags, and how quickly its file parses."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.pipelines import PIPELINES, SOURCES
+
+HERE = Path(__file__).parent
+DAGS = HERE.parents[1] / "dags"
+ALLOWED = ("airflow.sdk", "airflow.providers", "tideline_airflow", "jobs.pipelines")
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    home = tmp_path_factory.mktemp("airflow")
+    env = {**os.environ, "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    answer = home / "answer.json"
+    ran = subprocess.run(
+        [sys.executable, str(HERE / "parse_dags.py"), str(answer)], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(answer.read_text())
+
+
+def test_the_exact_set_of_dags(parsed: dict[str, Any]) -> None:
+    assert parsed["errors"] == {}
+    assert set(parsed["dags"]) == {
+        "provision_topics",
+        "generate_demo_traffic",
+        "stream_ingest",
+        "stream_rolling_sum",
+        "stream_rolling_sum_sliding",
+        "stream_word_count",
+    }
+    assert {f"stream_{name}" for name in PIPELINES} < set(parsed["dags"])
+
+
+def test_each_dag_is_owned_tagged_and_described(parsed: dict[str, Any]) -> None:
+    for dag_id, dag in parsed["dags"].items():
+        assert dag["owners"] == ["tideline"], dag_id
+        assert "tideline" in dag["tags"], dag_id
+        assert len(dag["tags"]) > 1, dag_id
+        assert dag["description"], dag_id
+
+
+@pytest.mark.parametrize("chapter", ["**Example.**", "**Recovery.**", "**Triage.**"])
+def test_each_docstring_is_the_operators_manual(parsed: dict[str, Any], chapter: str) -> None:
+    for dag_id, dag in parsed["dags"].items():
+        assert chapter in dag["doc"], dag_id
+        assert dag["doc"] == ast.get_docstring(ast.parse((DAGS / dag["file"]).read_text()), clean=False), dag_id
+
+
+def test_parsing_stays_light(parsed: dict[str, Any]) -> None:
+    assert parsed["heavy"] == []
+    assert set(parsed["seconds"]) == {path.name for path in DAGS.glob("*.py")}
+    slow = {file: seconds for file, seconds in parsed["seconds"].items() if seconds >= 0.5}
+    assert not slow
+
+
+def test_a_dag_file_imports_nothing_else() -> None:
+    for file in DAGS.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert all(str(name).startswith(ALLOWED) for name in names), (file.name, names)
+
+
+def test_a_stream_runs_once_and_waits_to_be_wanted(parsed: dict[str, Any]) -> None:
+    streams = [dag for dag_id, dag in parsed["dags"].items() if dag_id.startswith("stream_")]
+    assert [(dag["max_active_runs"], dag["is_paused_upon_creation"], dag["tasks"]) for dag in streams] == [
+        (1, True, ["run"])
+    ] * len(streams)
+
+
+def test_traffic_is_never_sent_twice(parsed: dict[str, Any]) -> None:
+    assert parsed["dags"]["generate_demo_traffic"]["retries"] == [0]
+
+
+def test_the_form_offers_every_source(parsed: dict[str, Any]) -> None:
+    params = parsed["dags"]["generate_demo_traffic"]["params"]
+    assert set(params["sources"]) <= set(SOURCES)
+    assert set(params) == {"sources", "rate", "seconds", "late", "duplicate", "corrupt", "seed"}
