@@ -72,7 +72,7 @@ class Airflow:
         return self.settings.airflow_password or self._secrets()["password"]
 
     def environment(self) -> dict[str, str]:
-        """What every component and every task sees."""
+        """What every component and every task sees. Settings that are the same for all come with the environment."""
         return {**self.env, **self._for_jobs(), **self._connections(), **self._configuration()}
 
     @property
@@ -87,10 +87,6 @@ class Airflow:
             "TIDELINE_HOME": str(self.settings.home),
             "TIDELINE_JARS": str(jobs.jars),
             "LAKE_ROOT": str(jobs.lake_root),
-            "SPARK_MASTER": jobs.spark_master,
-            "SPARK_DRIVER_MEMORY": jobs.driver_memory,
-            "SPARK_SHUFFLE_PARTITIONS": str(jobs.shuffle_partitions),
-            "STREAM_TRIGGER_MS": str(jobs.trigger_ms),
             # spark-submit and Spark's workers take the first python3 on PATH, which may be another one.
             "PATH": os.pathsep.join([venv, self.env.get("PATH", os.defpath)]),
             "PYSPARK_PYTHON": sys.executable,

@@ -1,11 +1,8 @@
 """`tideline demo`: everything at once, fed with made-up traffic, until windows are seen to fill."""
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +11,7 @@ from rich.table import Table
 
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.pipelines.spec import dag_id_of
+from jobs.query import Lake, as_text
 from jobs.refusal import Refusal
 from local.report import addresses
 from local.rest import AirflowApi
@@ -32,6 +30,7 @@ _FRESH = timedelta(minutes=3)
 
 def run(stack: Stack, console: Console) -> None:
     """Start what does not run yet, wait for windows, show them and where to go from here."""
+    lake = Lake(stack.settings.jobs.lake_root)
     with _step(console, "Platform") as tell:
         stack.up(tell)
     with stack.airflow.api() as api:
@@ -42,9 +41,9 @@ def run(stack: Stack, console: Console) -> None:
         with _step(console, "Streams and traffic"):
             _start(api)
         with _step(console, "Windows") as tell:
-            _wait_for_windows(api, stack, tell)
+            _wait_for_windows(api, lake, tell)
     for name in SHOWN:
-        console.print(_newest(stack, name))
+        console.print(_newest(lake, name))
     console.print(addresses(stack))
     console.print(
         'More: [bold]tideline query "select * from word_count_total order by occurrences desc limit 5"[/bold]'
@@ -88,10 +87,10 @@ def _start(api: AirflowApi) -> None:
         api.trigger(TRAFFIC, TRAFFIC_CONF)
 
 
-def _wait_for_windows(api: AirflowApi, stack: Stack, tell: Report) -> None:
+def _wait_for_windows(api: AirflowApi, lake: Lake, tell: Report) -> None:
     began = datetime.now(UTC)
     deadline = time.monotonic() + _WINDOWS_SECONDS
-    while not all((counts := {name: _fresh_windows(stack, name, began) for name in SHOWN}).values()):
+    while not all((counts := {name: _fresh_windows(lake, name, began) for name in SHOWN}).values()):
         tell("waiting for " + ", ".join(name for name, count in counts.items() if not count))
         _refuse_failed_streams(api, began)
         if time.monotonic() > deadline:
@@ -100,18 +99,13 @@ def _wait_for_windows(api: AirflowApi, stack: Stack, tell: Report) -> None:
         time.sleep(1)
 
 
-def _fresh_windows(stack: Stack, name: str, began: datetime) -> int:
+def _fresh_windows(lake: Lake, name: str, began: datetime) -> int:
+    """How many windows are seen to fill; none while the stream has yet to make its table."""
     since = (began - _FRESH).isoformat()
-    sql = f"SELECT count(DISTINCT window_start) AS windows FROM {name} WHERE window_start > '{since}'"
-    rows = _query(stack, sql)
-    return int(rows[0]["windows"]) if rows else 0
-
-
-def _query(stack: Stack, sql: str) -> list[dict[str, Any]]:
-    """The answer to a query, as a user would ask it; nothing while the tables do not exist."""
-    command = [sys.executable, "-m", "jobs", "query", sql, "--format", "json"]
-    asked = subprocess.run(command, env=stack.airflow.environment(), capture_output=True, text=True, check=False)
-    return list(json.loads(asked.stdout)) if asked.returncode == 0 else []
+    sql = f"SELECT DISTINCT window_start FROM {name} WHERE window_start > TIMESTAMPTZ '{since}'"
+    with suppress(Refusal):
+        return int(lake.query(sql).num_rows)
+    return 0
 
 
 def _refuse_failed_streams(api: AirflowApi, began: datetime) -> None:
@@ -133,10 +127,10 @@ def _last_words(api: AirflowApi, dag_id: str, run_id: str) -> str:
     return "\n".join(line for log in logs for line in log.splitlines()[-10:])
 
 
-def _newest(stack: Stack, name: str) -> Table:
-    """The newest windows of a pipeline, with as many columns as it has."""
-    rows = _query(stack, f"SELECT * FROM {name} ORDER BY window_start DESC, {', '.join(PIPELINES[name].keys)} LIMIT 5")
-    table = Table(*(rows[0] if rows else ()), title=name)
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+def _newest(lake: Lake, name: str) -> Table:
+    keys = ", ".join(PIPELINES[name].keys)
+    answer = lake.query(f"SELECT * FROM {name} ORDER BY window_start DESC, {keys} LIMIT 5")
+    table = Table(*answer.column_names, title=f"{name}: {PIPELINES[name].description}", title_justify="left")
+    for row in as_text(answer):
+        table.add_row(*row)
     return table

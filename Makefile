@@ -1,0 +1,58 @@
+# Every target is a thin call: the work is in `tideline` (jobs/cli.py), pytest and ruff.
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+# More words for the command, e.g. make test ARGS="-k topics"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo up down status doctor test test-faults lint format bench clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  \1@/' | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
+
+install: $(INSTALLED) ## Put everything into .venv, as requirements.lock pins it
+
+$(INSTALLED): requirements.lock pyproject.toml local/install.sh
+	@sh local/install.sh
+	@touch $@
+
+demo: $(INSTALLED) ## Start everything, feed it, and show windows filling
+	@$(BIN)/tideline demo $(ARGS)
+
+up: $(INSTALLED) ## Start the platform: Kafka broker and Airflow
+	@$(BIN)/tideline up $(ARGS)
+
+down: $(INSTALLED) ## Stop the platform and everything it started
+	@$(BIN)/tideline down $(ARGS)
+
+status: $(INSTALLED) ## Show the platform's parts, health and memory
+	@$(BIN)/tideline status $(ARGS)
+
+doctor: $(INSTALLED) ## Check Java, versions, ports, disk and jars
+	@$(BIN)/tideline doctor $(ARGS)
+
+test: $(INSTALLED) ## Run all tests but the faults; needs no running platform
+	@$(BIN)/tideline jars
+	@$(BIN)/pytest -m "not faults" $(ARGS)
+
+test-faults: $(INSTALLED) ## Kill, corrupt and starve it, and check that nothing is lost
+	@$(BIN)/tideline jars
+	@$(BIN)/pytest -m faults $(ARGS)
+
+lint: $(INSTALLED) ## Check style, types and who may import whom
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(INSTALLED) ## Mend what ruff can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## Measure throughput and freshness beside plain Spark
+	@$(BIN)/tideline jars
+	@$(BIN)/tideline bench $(ARGS)
+
+clean: ## Delete lake, topics, Airflow's database and logs (asks first), then .venv and caches
+	@test ! -x $(BIN)/tideline || $(BIN)/tideline clean $(ARGS)
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
