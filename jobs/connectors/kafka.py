@@ -26,7 +26,7 @@ _LOGIN_MODULES = {
 }
 _bootstrap_lock = threading.Lock()
 
-# kafka-python tells of every connection it opens and closes at INFO.
+# kafka-python tells of every connection at INFO, and at DEBUG of the password.
 logging.getLogger("kafka").setLevel(logging.WARNING)
 
 
@@ -142,8 +142,9 @@ def connect(kafka: KafkaSettings) -> KafkaAdminClient:
             # The constructor starts a thread and leaves it behind when it fails.
             for net in opened:
                 net.close()
+            login = "; on a wrong login it may just hang up" if kafka.security_protocol.startswith("SASL_") else ""
             raise Refusal(
-                f"Kafka does not answer at {kafka.bootstrap} ({reasons.first or error}): "
+                f"Kafka does not answer at {kafka.bootstrap} ({reasons.first or error}{login}): "
                 "start it, or correct KAFKA_BOOTSTRAP and the security settings"
             ) from error
 
@@ -161,7 +162,7 @@ class _Reasons(logging.Handler):
 
     @property
     def first(self) -> BaseException | None:
-        """The one that says most: after a wrong password the broker just hangs up on further attempts."""
+        """The one that says most: a broker may answer a wrong login once and just hang up on further attempts."""
         denied = [error for error in self.seen if isinstance(error, SaslAuthenticationFailedError)]
         return next(iter(denied + self.seen), None)
 

@@ -1,0 +1,288 @@
+"""Topics as code against a real broker: what is planned is what Kafka then has; security settings open the door."""
+
+import dataclasses
+import datetime
+import ipaddress
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.admin import ConfigResource, ScramMechanism, UserScramCredentialUpsertion
+
+from jobs import pipelines
+from jobs.connectors import topics
+from jobs.connectors.kafka import admin, client_options, describe, topic_ids
+from jobs.connectors.topics import Action
+from jobs.pipelines.spec import Topic
+from jobs.refusal import Refusal
+from jobs.settings import KafkaSettings
+from local.broker import Broker
+from local.ports import LOOPBACK, free_port
+
+pytestmark = pytest.mark.integration
+
+USER = "tide"
+_MODULES = "org.apache.kafka.common.security"
+PASSWORD = "pa\"ss\\ w;o'rd=x"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecuredBroker(Broker):
+    """A broker with a second door: TLS with certificates on both sides, and a login."""
+
+    secured_port: int = field(default_factory=free_port)
+
+    @property
+    def secured(self) -> str:
+        return f"{LOOPBACK}:{self.secured_port}"
+
+    def _properties(self) -> dict[str, object]:
+        own = super()._properties()
+        escaped = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
+        # A properties file takes backslashes for its own, once more.
+        plain = f'{_MODULES}.plain.PlainLoginModule required user_{USER}="{escaped}";'.replace("\\", "\\\\")
+        door = "listener.name.secured"
+        return {
+            **own,
+            "listeners": f"{own['listeners']},SECURED://{self.secured}",
+            "advertised.listeners": f"{own['advertised.listeners']},SECURED://{self.secured}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL",
+            "inter.broker.listener.name": "PLAINTEXT",
+            f"{door}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+            f"{door}.plain.sasl.jaas.config": plain,
+            f"{door}.scram-sha-256.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
+            f"{door}.ssl.client.auth": "required",
+            f"{door}.ssl.truststore.type": "PEM",
+            f"{door}.ssl.truststore.location": self.home / "ca.pem",
+            f"{door}.ssl.keystore.type": "PEM",
+            f"{door}.ssl.keystore.certificate.chain": _one_line(self.home / "cert.pem"),
+            f"{door}.ssl.keystore.key": _one_line(self.home / "key.pem"),
+        }
+
+
+def _one_line(pem: Path) -> str:
+    return pem.read_text().strip().replace("\n", "\\n")
+
+
+def write_certificates(folder: Path) -> None:
+    """A CA and one certificate that serves both sides, for an hour."""
+    now = datetime.datetime.now(datetime.UTC)
+
+    def certificate(name: str, key, issuer: str, issuer_key, *, is_ca: bool) -> x509.Certificate:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(LOOPBACK))]), critical=False
+            )
+            .sign(issuer_key, hashes.SHA256())
+        )
+
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    pem, pkcs8, open_ = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ca = certificate("ca", ca_key, "ca", ca_key, is_ca=True)
+    (folder / "ca.pem").write_bytes(ca.public_bytes(pem))
+    (folder / "cert.pem").write_bytes(certificate("tide", key, "ca", ca_key, is_ca=False).public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, pkcs8, open_))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    home = tmp_path_factory.mktemp("topics")
+    write_certificates(home)
+    with SecuredBroker(home=home) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kafka(broker: SecuredBroker) -> KafkaSettings:
+    return KafkaSettings(bootstrap=broker.bootstrap)
+
+
+def secured(broker: SecuredBroker, mechanism: str = "PLAIN") -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap=broker.secured,
+        security_protocol="SASL_SSL",
+        sasl_mechanism=mechanism,
+        username=USER,
+        password=PASSWORD,
+        ssl_cafile=str(broker.home / "ca.pem"),
+        ssl_certfile=str(broker.home / "cert.pem"),
+        ssl_keyfile=str(broker.home / "key.pem"),
+    )
+
+
+def topic(name: str, **changed) -> Topic:
+    configs = (("cleanup.policy", "delete"), ("message.timestamp.type", "LogAppendTime"), ("retention.ms", "7200000"))
+    return dataclasses.replace(Topic(name=name, partitions=2, configs=configs, moves_keys=False), **changed)
+
+
+def retained(name: str, hours: int) -> Topic:
+    return topic(name, configs=(("cleanup.policy", "delete"), ("retention.ms", str(hours * 3_600_000))))
+
+
+def provision(kafka: KafkaSettings, *wanted: Topic) -> list[Action]:
+    with admin(kafka) as client:
+        steps = topics.survey(client, wanted)
+        topics.apply(client, steps)
+        return [step.action for step in steps]
+
+
+def send(kafka: KafkaSettings, name: str) -> None:
+    with KafkaProducer(**client_options(kafka)) as producer:
+        producer.send(name, b"a record", key=b"a key").get(timeout=30)
+
+
+def config_of(kafka: KafkaSettings, name: str, config: str) -> str:
+    with admin(kafka) as client:
+        return client.describe_configs([ConfigResource("topic", name)], config_filter="all")["topic"][name][config][
+            "value"
+        ]
+
+
+def test_the_definitions_are_created_once_and_kept_ever_after(kafka: KafkaSettings) -> None:
+    wanted = pipelines.topics()
+    assert provision(kafka, *wanted) == [Action.CREATE] * len(wanted)
+    assert provision(kafka, *wanted) == [Action.KEEP] * len(wanted)
+    found = describe(kafka, [one.name for one in wanted])
+    assert {name: state.partitions for name, state in found.items()} == {one.name: one.partitions for one in wanted}
+    assert config_of(kafka, "numbers", "message.timestamp.type") == "LogAppendTime"
+    assert config_of(kafka, "sums", "cleanup.policy") == "compact"
+
+
+def test_a_topic_grows_and_is_aligned_with_its_records_in_place(kafka: KafkaSettings) -> None:
+    provision(kafka, retained("grows", hours=1))
+    send(kafka, "grows")
+    before = describe(kafka, ["grows"])["grows"]
+    assert provision(kafka, topic("grows", partitions=5)) == [Action.GROW, Action.ALIGN]
+    after = describe(kafka, ["grows"])["grows"]
+    assert (after.partitions, after.topic_id, sum(after.latest.values())) == (5, before.topic_id, 1)
+    assert config_of(kafka, "grows", "message.timestamp.type") == "LogAppendTime"
+    assert config_of(kafka, "grows", "retention.ms") == "7200000"
+
+
+def test_aligning_leaves_other_configs_alone(kafka: KafkaSettings) -> None:
+    provision(kafka, topic("own", configs=(("max.message.bytes", "4242"),)))
+    provision(kafka, topic("own"))
+    assert config_of(kafka, "own", "max.message.bytes") == "4242"
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "wanted", "reason"),
+    [
+        ("shrinks", topic("shrinks"), topic("shrinks", partitions=1), "would delete records"),
+        ("moves", topic("moves"), topic("moves", partitions=3, moves_keys=True), "would send keys"),
+        ("forgets", topic("forgets"), retained("forgets", hours=1), "would delete records that are kept 2 h"),
+        ("compacts", topic("compacts"), topic("compacts", configs=(("cleanup.policy", "compact"),)), "newest record"),
+    ],
+)
+def test_what_would_lose_data_is_refused_and_nothing_else_is_done(
+    kafka: KafkaSettings, name: str, there: Topic, wanted: Topic, reason: str
+) -> None:
+    provision(kafka, there)
+    send(kafka, name)
+    with pytest.raises(Refusal, match=f"nothing was applied.*{name}.*{reason}"):
+        provision(kafka, topic(f"beside_{name}"), wanted)
+    assert set(describe(kafka, [name, f"beside_{name}"])) == {name}
+    assert provision(kafka, there) == [Action.KEEP]
+
+
+def test_an_empty_topic_has_nothing_to_lose(kafka: KafkaSettings) -> None:
+    provision(kafka, topic("empty"))
+    compacted = topic("empty", partitions=3, moves_keys=True, configs=(("cleanup.policy", "compact"),))
+    assert provision(kafka, compacted) == [Action.GROW, Action.ALIGN]
+
+
+def test_a_recreated_topic_has_another_id_and_a_missing_one_is_absent(kafka: KafkaSettings) -> None:
+    provision(kafka, topic("again"))
+    with admin(kafka) as client:
+        first = topic_ids(client, ["again", "missing"])
+        client.delete_topics(["again"])
+    provision(kafka, topic("again"))
+    state = describe(kafka, ["again", "missing"])
+    assert set(first) == set(state) == {"again"}
+    assert state["again"].topic_id != first["again"]
+
+
+def test_offsets_count_what_is_there(kafka: KafkaSettings) -> None:
+    provision(kafka, topic("counted", partitions=1))
+    send(kafka, "counted")
+    state = describe(kafka, ["counted"])["counted"]
+    assert (state.earliest, state.latest) == ({0: 0}, {0: 1})
+    assert state.cluster_id
+
+
+def test_the_commands_plan_and_apply(kafka: KafkaSettings) -> None:
+    def tideline(*words: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "KAFKA_BOOTSTRAP": kafka.bootstrap}
+        return subprocess.run(
+            [sys.executable, "-m", "jobs", "topics", *words], env=env, capture_output=True, text=True, timeout=60
+        )
+
+    assert tideline("apply").returncode == 0
+    planned = tideline("plan", "--format", "json")
+    assert {row["action"] for row in json.loads(planned.stdout)} == {"keep"}
+    with admin(kafka) as client:
+        client.create_partitions({"clicks": 4})
+    refused = tideline("apply")
+    assert refused.returncode == 1
+    assert "4 → 3 would delete records" in " ".join(refused.stderr.split())
+    assert "│ clicks" in refused.stdout
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+def test_kafka_python_logs_in(broker: SecuredBroker, kafka: KafkaSettings, mechanism: str) -> None:
+    name = f"in_{mechanism.lower()}"
+    with admin(kafka) as client:
+        client.alter_user_scram_credentials(
+            [UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD, iterations=4096)]
+        )
+    settings = secured(broker, mechanism)
+    provision(settings, topic(name, partitions=1))
+    send(settings, name)
+    with KafkaConsumer(name, **client_options(settings), group_id=None, auto_offset_reset="earliest") as consumer:
+        assert next(consumer).value == b"a record"
+
+
+def test_a_wrong_password_is_suspected_and_never_shown(broker: SecuredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.connectors.kafka.ADMIN_TIMEOUT_MS", 2000)
+    wrong = dataclasses.replace(secured(broker), password="not-the-password")
+    with pytest.raises(Refusal, match="wrong login") as refused:
+        describe(wrong, ["any"])
+    assert "not-the-password" not in str(refused.value)
+
+
+@pytest.mark.spark
+def test_spark_logs_in(broker: SecuredBroker, kafka: KafkaSettings) -> None:
+    provision(kafka, topic("for_spark"))
+    send(kafka, "for_spark")
+    env = {**os.environ, **secured(broker).as_env(), "SPARK_MASTER": "local[1]", "SPARK_DRIVER_MEMORY": "512m"}
+    ran = subprocess.run([sys.executable, "-c", _READ], env=env, capture_output=True, text=True, timeout=180)
+    assert ran.stdout.split() == ["read:", "1"], ran.stderr[-3000:]
+    assert PASSWORD not in ran.stderr
+
+
+_READ = """
+from jobs.connectors.kafka import spark_options
+from jobs.session import build
+from jobs.settings import Settings
+settings = Settings.from_env()
+records = build(settings, "login").read.format("kafka").options(**spark_options(settings.kafka))
+print("read:", records.option("subscribe", "for_spark").load().count())
+"""
