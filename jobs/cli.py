@@ -42,6 +42,14 @@ class Output(StrEnum):
     JSON = "json"
 
 
+class QueryOutput(StrEnum):
+    """How `query` prints its answer."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
 topics_app = typer.Typer(
     no_args_is_help=True, help="Topics as code: what the definitions want, against what Kafka has."
 )
@@ -259,6 +267,79 @@ def clean(
         typer.confirm(f"Delete lake, topics, Airflow's database and logs below {stack.settings.home}?", abort=True)
     for folder in stack.clean():
         print(f"deleted {folder}")
+
+
+_UntilCaughtUp = Annotated[bool, typer.Option("--until-caught-up", help="End when the topics are drained.")]
+
+
+@app.command()
+def ingest(until_caught_up: _UntilCaughtUp = False) -> None:
+    """Run the job that lands every source topic in the lake, until stopped."""
+    from jobs import ingest as job
+
+    job.run(Settings.from_env(), until_caught_up=until_caught_up)
+
+
+@app.command()
+def live(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    until_caught_up: _UntilCaughtUp = False,
+) -> None:
+    """Run the streaming job of a pipeline, until stopped."""
+    from jobs import live as job
+    from jobs.pipelines import PIPELINES
+
+    if name not in PIPELINES:
+        raise Refusal(f"there is no pipeline {name!r}: choose one of {', '.join(PIPELINES)}")
+    job.run(Settings.from_env(), PIPELINES[name], until_caught_up=until_caught_up)
+
+
+@app.command()
+def query(
+    sql: Annotated[str, typer.Argument(help='One SELECT, e.g. "select * from rolling_sum limit 5".')],
+    output: Annotated[QueryOutput, typer.Option("--format", help="How to print the answer.")] = QueryOutput.TABLE,
+) -> None:
+    """Ask the lake: a relation per pipeline, and events_SOURCE and quarantine_SOURCE for each source."""
+    from rich.table import Table
+
+    from jobs import query as lake
+
+    answer = lake.Lake(Settings.from_env().lake_root).query(sql)
+    if output is QueryOutput.JSON:
+        print(lake.as_json(answer))
+    elif output is QueryOutput.CSV:
+        print(lake.as_csv(answer), end="")
+    else:
+        table = Table(*answer.column_names)
+        for row in lake.as_text(answer):
+            table.add_row(*row)
+        # Into a pipe or a file every column goes whole.
+        console = Console(width=None if sys.stdout.isatty() else 1000)
+        console.print(table)
+        console.print(f"{answer.num_rows} rows", highlight=False)
+
+
+@app.command()
+def bench(
+    records: Annotated[int, typer.Option(min=1_000, help="How many each measured drain reads.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="How many measured drains each side has; the median counts.")] = 3,
+    only: Annotated[list[str] | None, typer.Option(help="ingest, rolling_sum, word_count or freshness.")] = None,
+) -> None:
+    """Measure our jobs against plain Spark ones, and freshness; a whole run writes docs/benchmarks.md."""
+    from local import bench as measure
+    from local import bench_report
+
+    settings = Settings.from_env()
+    everything = (*measure.RACES, measure.FRESHNESS)
+    with _steps("bench") as step:
+        results = measure.run(settings, records=records, rounds=rounds, only=tuple(only or everything), report=step)
+    if results.races:
+        Console().print(bench_report.table(results))
+    if results.freshness:
+        print(bench_report.freshness_line(results.freshness))
+    if not only and records >= measure.WHOLE_RECORDS:
+        bench_report.write(results, settings, rounds)
+        print(f"written: {bench_report.PAGE}")
 
 
 def main() -> None:

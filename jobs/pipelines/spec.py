@@ -17,6 +17,8 @@ _EXACT_TYPE = re.compile(r"BIGINT|STRING|TIMESTAMP|DECIMAL\((\d{1,2}),(\d{1,2})\
 _INEXACT = re.compile(r"\b(double|float|real)\b", re.IGNORECASE)
 _AGGREGATE = re.compile(r"[a-z_]\w*\s*\(", re.IGNORECASE)
 HOUR_MS = 3_600_000
+# Where a live table keeps its rows about micro-batches, beside the slices of windows.
+BATCHES_SLICE = "batches"
 
 
 class RefusedDefinitionError(ValueError):

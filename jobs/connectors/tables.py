@@ -1,0 +1,250 @@
+"""Delta tables with one writer each: files are staged first, then committed by one entry in the log.
+
+The commit is delta-rs's, without retries: it succeeds only on the version that this writer has seen last. So a
+driver that slept while its successor wrote cannot commit any more, whatever it believes about its lease.
+"""
+
+import json
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from jobs.connectors.checkpoint import Offsets
+
+log = logging.getLogger(__name__)
+
+COMPACT_EVERY_COMMITS = 60
+VACUUM_EVERY_COMMITS = 1200
+SMALL_FILE_BYTES = 32 * 1024 * 1024
+_PROPERTIES = {
+    # A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
+    "delta.logRetentionDuration": "interval 6 hours",
+    "delta.deletedFileRetentionDuration": "interval 6 hours",
+    "delta.checkpointInterval": "50",
+}
+
+
+class OvertakenError(Exception):
+    """Somebody else has written the table: this writer must end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """What a commit took from one topic: [start, end) per partition."""
+
+    topic_id: str
+    offsets: dict[int, tuple[int, int]]
+
+    def to_json(self) -> str:
+        """The ranges alone: {"partition": [start, end]}."""
+        return json.dumps(self.offsets, separators=(",", ":"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What every commit says of itself, in the log entry itself (`userMetadata`)."""
+
+    job: str
+    write_id: str
+    batch: int
+    epoch: int
+    cluster_id: str
+    topics: dict[str, Ranges]
+    fingerprint: str | None = None
+
+    @property
+    def ends(self) -> Offsets:
+        """How far each topic is landed."""
+        return {
+            topic: {partition: end for partition, (_, end) in ranges.offsets.items()}
+            for topic, ranges in self.topics.items()
+        }
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json` back."""
+        fields = json.loads(text)
+        topics = {
+            topic: Ranges(
+                topic_id=ranges["topic_id"],
+                offsets={int(partition): (start, end) for partition, (start, end) in ranges["offsets"].items()},
+            )
+            for topic, ranges in fields.pop("topics").items()
+        }
+        return cls(topics=topics, **fields)
+
+
+def last_note(path: Path) -> Note | None:
+    """What the newest commit of a streaming job says; none for a table that is new or not there."""
+    try:
+        return _last_note(DeltaTable(path))
+    except TableNotFoundError:
+        return None
+
+
+def _last_note(table: DeltaTable) -> Note | None:
+    notes = (entry.get("userMetadata") for entry in table.history(20))
+    return next((Note.from_json(note) for note in notes if note), None)
+
+
+class TableWriter:
+    """The one writer of a table, for as long as it holds the job's lease."""
+
+    def __init__(self, path: Path, table: DeltaTable) -> None:
+        """Use `open`."""
+        self.path = path
+        self._table = table
+        self._note = _last_note(table)
+        self._schema = table.schema()
+        (self._partition,) = table.metadata().partition_columns
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    @classmethod
+    def open(cls, path: Path, schema: pa.Schema, partition: str) -> Self:
+        """Open the table, or create it empty."""
+        table = DeltaTable.create(
+            path, schema=schema, partition_by=[partition], mode="ignore", configuration=_PROPERTIES
+        )
+        return cls(path, table)
+
+    @property
+    def _staging(self) -> Path:
+        # Readers and vacuum pass over names that begin with an underscore.
+        return self.path / "_staging"
+
+    def new_stage(self) -> Path:
+        """A fresh folder for the files of one commit, to be written partitioned."""
+        return self._staging / uuid.uuid4().hex
+
+    def has(self, write_id: str, batch: int) -> bool:
+        """Whether this batch is in the table already: Spark runs a batch again if it died before saying so."""
+        done = self._table.transaction_version(write_id)
+        return done is not None and done >= batch
+
+    def commit(self, stage: Path, note: Note) -> list[Path]:
+        """Move the staged files into the table, make them visible at once, and say where they are now."""
+        added: list[AddAction | RemoveAction] = [self._place(file) for file in sorted(stage.rglob("*.parquet"))]
+        try:
+            self._table.create_write_transaction(
+                added,
+                "append",
+                self._schema,
+                [self._partition],
+                commit_properties=_signed(note, Transaction(note.write_id, note.batch)),
+            )
+        except CommitFailedError as error:
+            raise OvertakenError(f"another writer has committed to {self.path}: this driver ends") from error
+        self._note = note
+        self._see_own_commit()
+        return [self.path / action.path for action in added]
+
+    def discard(self, stage: Path) -> None:
+        """Remove what is left of a stage."""
+        shutil.rmtree(stage, ignore_errors=True)
+
+    def _see_own_commit(self) -> None:
+        before = self._table.version()
+        self._table.update_incremental()
+        if self._table.version() != before + 1:
+            raise OvertakenError(f"{self.path} went from version {before} to {self._table.version()} in one commit")
+
+    def _place(self, file: Path) -> AddAction:
+        partition, value = file.parent.name.split("=", 1)
+        folder = self.path / file.parent.name
+        folder.mkdir(exist_ok=True)
+        placed = file.rename(folder / f"{uuid.uuid4().hex}.parquet")
+        return AddAction(
+            path=f"{folder.name}/{placed.name}",
+            size=placed.stat().st_size,
+            partition_values={partition: value},
+            modification_time=int(time.time() * 1000),
+            data_change=True,
+            stats=json.dumps(_stats(pq.read_metadata(placed))),
+        )
+
+    def tend(self) -> None:
+        """Now and then: merge small files, and delete what no reader can need any more."""
+        version = self._table.version()
+        if self._note is None or version % COMPACT_EVERY_COMMITS:
+            return
+        began = time.monotonic()
+        done = self._table.optimize.compact(target_size=SMALL_FILE_BYTES, commit_properties=_signed(self._note))
+        log.info(
+            "compacted %s: %d files into %d in %.1f s",
+            self.path.name,
+            done["numFilesRemoved"],
+            done["numFilesAdded"],
+            time.monotonic() - began,
+        )
+        if version % VACUUM_EVERY_COMMITS == 0:
+            self._table.vacuum(dry_run=False, commit_properties=_signed(self._note))
+
+
+def _signed(note: Note, *transactions: Transaction) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata={"userMetadata": note.to_json()},
+        max_commit_retries=0,
+        app_transactions=list(transactions) or None,
+    )
+
+
+def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
+    """Delta's statistics of a file from its parquet footer, so that readers can pass over it.
+
+    Bounds without a count of nulls would tell readers that there are none: a column has both or neither.
+    """
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            name, bounds = column.path_in_schema, column.statistics
+            if "." in name or bounds is None or not bounds.has_null_count:
+                unknown.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + bounds.null_count
+            if bounds.has_min_max:
+                lows[name] = min(lows.get(name, bounds.min), bounds.min)
+                highs[name] = max(highs.get(name, bounds.max), bounds.max)
+            elif bounds.null_count < column.num_values:
+                unknown.add(name)
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": _as_json(lows, unknown),
+        "maxValues": _as_json(highs, unknown),
+        "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
+    }
+
+
+def _as_json(bounds: Mapping[str, Any], unknown: set[str]) -> dict[str, Any]:
+    written = {name: _bound(value) for name, value in bounds.items() if name not in unknown}
+    return {name: value for name, value in written.items() if value is not None}
+
+
+def _bound(value: Any) -> Any:
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    if isinstance(value, Decimal):
+        return None  # JSON readers would make it a DOUBLE.
+    return value if isinstance(value, str) and len(value) <= 32 else None

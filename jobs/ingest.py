@@ -1,0 +1,100 @@
+"""`ingest`: land every source topic in `events/<source>`, exactly once, rejected records with their reason."""
+
+import threading
+from pathlib import Path
+
+from kafka import KafkaAdminClient
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from jobs import driver, session
+from jobs.connectors import streams
+from jobs.connectors.checkpoint import Checkpoint
+from jobs.connectors.control import Lease
+from jobs.connectors.kafka import TopicState, admin, states
+from jobs.connectors.start import Progress, check_start
+from jobs.connectors.tables import TableWriter, last_note
+from jobs.microbatch import Batch, MicroBatches
+from jobs.pipelines import INGEST, SOURCES
+from jobs.pipelines.spec import Source, checkpoint_of, control_of
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.transforms.parse import parse
+
+HOUR_FORMAT = "yyyy-MM-dd'T'HH"
+
+
+def run(settings: Settings, *, until_caught_up: bool = False) -> None:
+    """Land records until stopped, or until the topics are drained."""
+    lease = Lease.acquire(settings.lake_root / control_of(INGEST), INGEST)
+    try:
+        with admin(settings.kafka) as client, driver.stop_on_signal() as stop:
+            topics = _topics(client)
+            for source in SOURCES.values():
+                _check(settings, source, topics)
+            spark = session.build(settings, INGEST)
+            try:
+                _run_queries(spark, settings, lease, client, topics, stop, until_caught_up)
+            finally:
+                spark.stop()
+    finally:
+        lease.release()
+
+
+def _topics(client: KafkaAdminClient) -> dict[str, TopicState]:
+    topics = states(client, SOURCES)
+    missing = sorted(set(SOURCES) - set(topics))
+    if missing:
+        raise Refusal(f"no topic {', '.join(missing)}: run the DAG provision_topics or `tideline topics apply`")
+    return topics
+
+
+def _check(settings: Settings, source: Source, topics: dict[str, TopicState]) -> None:
+    checkpoint = Checkpoint(settings.lake_root / checkpoint_of(INGEST, source.name))
+    note = last_note(settings.lake_root / source.events_table)
+    check_start(f"{INGEST} of {source.name}", Progress.read(checkpoint), note, topics)
+
+
+def _run_queries(
+    spark: SparkSession,
+    settings: Settings,
+    lease: Lease,
+    client: KafkaAdminClient,
+    topics: dict[str, TopicState],
+    stop: threading.Event,
+    until_caught_up: bool,
+) -> None:
+    def start(source: Source) -> tuple[StreamingQuery, MicroBatches]:
+        records = streams.read(spark, settings.kafka, source.name, max_offsets=settings.max_offsets)
+        events = landed(records, source)
+        checkpoint = Checkpoint(settings.lake_root / checkpoint_of(INGEST, source.name))
+        batches = MicroBatches(
+            job=INGEST,
+            topic=source.name,
+            fingerprint=None,
+            lease=lease,
+            checkpoint=checkpoint,
+            table=TableWriter.open(settings.lake_root / source.events_table, streams.arrow_schema(events), "hour"),
+            client=client,
+            cluster_id=topics[source.name].cluster_id,
+            topic_id=topics[source.name].topic_id,
+            stage=_stage,
+        )
+        writer = events.writeStream.queryName(f"{INGEST} {source.name}").foreachBatch(batches)
+        writer = writer.option("checkpointLocation", str(checkpoint.path))
+        if until_caught_up:
+            return writer.trigger(availableNow=True).start(), batches
+        return writer.trigger(processingTime=f"{settings.ingest_trigger_ms} milliseconds").start(), batches
+
+    driver.run([start(source) for source in SOURCES.values()], stop)
+
+
+def landed(records: DataFrame, source: Source) -> DataFrame:
+    """A source's records as its table has them: by the hour of the event, of the arrival where there is none."""
+    hour = F.date_format(F.coalesce("event_time", "arrival_time"), HOUR_FORMAT)
+    return parse(records, source).withColumn("hour", hour)
+
+
+def _stage(events: DataFrame, folder: Path, _batch: Batch) -> None:
+    events.write.partitionBy("hour").parquet(str(folder))

@@ -1,0 +1,157 @@
+"""A pipeline's live job: every window at once, as a number that still moves."""
+
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from kafka import KafkaAdminClient
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs import driver, session
+from jobs.connectors import streams
+from jobs.connectors.checkpoint import Checkpoint
+from jobs.connectors.control import Lease
+from jobs.connectors.kafka import TopicState, admin, states
+from jobs.connectors.start import Progress, check_start
+from jobs.connectors.tables import TableWriter, last_note
+from jobs.microbatch import Batch, MicroBatches
+from jobs.pipelines.spec import BATCHES_SLICE, Pipeline, checkpoint_of, control_of
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.transforms.aggregate import aggregate
+from jobs.transforms.messages import messages
+from jobs.transforms.parse import parse
+
+
+def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False) -> None:
+    """Keep the pipeline's windows up to date until stopped, or until the topic is drained."""
+    lease = Lease.acquire(settings.lake_root / control_of(pipeline.name), pipeline.name)
+    try:
+        with admin(settings.kafka) as client, driver.stop_on_signal() as stop:
+            topic = _check(settings, pipeline, client)
+            spark = session.build(settings, pipeline.name)
+            try:
+                _run_query(spark, settings, pipeline, lease, client, topic, stop, until_caught_up)
+            finally:
+                spark.stop()
+    finally:
+        lease.release()
+
+
+def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient) -> TopicState:
+    topics = states(client, [pipeline.source.name, pipeline.output])
+    missing = sorted({pipeline.source.name, pipeline.output} - set(topics))
+    if missing:
+        raise Refusal(f"no topic {', '.join(missing)}: run the DAG provision_topics or `tideline topics apply`")
+    checkpoint = Checkpoint(settings.lake_root / checkpoint_of(pipeline.name))
+    note = last_note(settings.lake_root / pipeline.live_table)
+    check_start(pipeline.name, Progress.read(checkpoint), note, topics)
+    return topics[pipeline.source.name]
+
+
+def counted(records: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The accepted records that a live job counts: not those ahead of their arrival by more than the delay.
+
+    One fast clock would otherwise drag the watermark along and make everyone else late.
+    """
+    delay = f"{pipeline.watermark_delay_seconds} seconds"
+    events = parse(records, pipeline.source).where("reason IS NULL")
+    on_time = events.where(F.col("event_time") <= F.col("arrival_time") + F.expr(f"INTERVAL {delay}"))
+    return on_time.withWatermark("event_time", delay)
+
+
+def _run_query(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    lease: Lease,
+    client: KafkaAdminClient,
+    topic: TopicState,
+    stop: threading.Event,
+    until_caught_up: bool,
+) -> None:
+    # An update-mode query emits nothing in a batch without data: such a batch would only delay the next one.
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    records = streams.read(spark, settings.kafka, pipeline.source.name, max_offsets=settings.max_offsets)
+    windows = aggregate(counted(records, pipeline), pipeline)
+    checkpoint = Checkpoint(settings.lake_root / checkpoint_of(pipeline.name))
+
+    def announce(files: list[Path], batch: Batch) -> None:
+        rows = [str(file) for file in files if file.parent.name != f"slice={BATCHES_SLICE}"]
+        if rows:
+            live = spark.read.schema(_rows(windows, lease, batch, pipeline).schema).parquet(*rows)
+            live = live.withColumns({"finality": F.lit("live"), "version": F.lit(0)})
+            streams.send(messages(live, pipeline), settings.kafka, pipeline.output)
+
+    def stage(updates: DataFrame, folder: Path, batch: Batch) -> None:
+        _rows(updates, lease, batch, pipeline).write.partitionBy("slice").parquet(str(folder))
+        _write_batch_row(folder, lease, batch, pipeline)
+
+    batches = MicroBatches(
+        job=pipeline.name,
+        topic=pipeline.source.name,
+        fingerprint=pipeline.fingerprint,
+        lease=lease,
+        checkpoint=checkpoint,
+        table=TableWriter.open(settings.lake_root / pipeline.live_table, _table_schema(windows), "slice"),
+        client=client,
+        cluster_id=topic.cluster_id,
+        topic_id=topic.topic_id,
+        stage=stage,
+        announce=announce,
+    )
+    writer = windows.writeStream.queryName(pipeline.name).outputMode("update").foreachBatch(batches)
+    writer = writer.option("checkpointLocation", str(checkpoint.path))
+    trigger = {"availableNow": True} if until_caught_up else {"processingTime": f"{settings.trigger_ms} milliseconds"}
+    driver.run([(writer.trigger(**trigger).start(), batches)], stop)
+
+
+def _rows(windows: DataFrame, lease: Lease, batch: Batch, pipeline: Pipeline) -> DataFrame:
+    return windows.withColumns(
+        {
+            "epoch": F.lit(lease.epoch).cast("bigint"),
+            "batch": F.lit(batch.number).cast("bigint"),
+            # The time at which the batch was planned: a batch that is run again says the same.
+            "as_of": F.timestamp_millis(F.lit(batch.plan.timestamp_ms)),
+            "fingerprint": F.lit(pipeline.fingerprint),
+        }
+    )
+
+
+def _table_schema(windows: DataFrame) -> pa.Schema:
+    """Rows of windows, and rows of batches with their offsets and the watermark that made events late in them."""
+    time = pa.timestamp("us", tz="UTC")
+    return pa.schema(
+        [
+            *streams.arrow_schema(windows),
+            pa.field("epoch", pa.int64()),
+            pa.field("batch", pa.int64()),
+            pa.field("as_of", time),
+            pa.field("fingerprint", pa.string()),
+            pa.field("offsets", pa.string()),
+            pa.field("watermark", time),
+        ]
+    )
+
+
+def _write_batch_row(folder: Path, lease: Lease, batch: Batch, pipeline: Pipeline) -> None:
+    (ranges,) = batch.note.topics.values()
+    time = pa.timestamp("us", tz="UTC")
+    row = {
+        "epoch": pa.array([lease.epoch], pa.int64()),
+        "batch": pa.array([batch.number], pa.int64()),
+        "as_of": pa.array([_utc(batch.plan.timestamp_ms)], time),
+        "fingerprint": [pipeline.fingerprint],
+        "offsets": [ranges.to_json()],
+        "watermark": pa.array([_utc(batch.late_watermark_ms)], time),
+    }
+    file = folder / f"slice={BATCHES_SLICE}" / "batch.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(row), file)
+
+
+def _utc(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

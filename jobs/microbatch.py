@@ -1,0 +1,120 @@
+"""One micro-batch into one table: staged, committed with its offsets, then announced. Safe to run again."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+from pyspark.sql import DataFrame
+
+from jobs.connectors.checkpoint import Checkpoint, Planned
+from jobs.connectors.control import Lease
+from jobs.connectors.kafka import topic_ids
+from jobs.connectors.tables import Note, Ranges, TableWriter
+from jobs.failpoints import FailPoint, reach
+from jobs.refusal import Refusal
+
+log = logging.getLogger(__name__)
+
+KAFKA_PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a stage function needs to know of the micro-batch it writes."""
+
+    number: int
+    plan: Planned
+    note: Note
+    late_watermark_ms: int
+
+
+@dataclass(kw_only=True)
+class MicroBatches:
+    """The `foreachBatch` function of one streaming query."""
+
+    job: str
+    topic: str
+    fingerprint: str | None
+    lease: Lease
+    checkpoint: Checkpoint
+    table: TableWriter
+    client: KafkaAdminClient
+    cluster_id: str
+    topic_id: str
+    stage: Callable[[DataFrame, Path, Batch], None]
+    announce: Callable[[list[Path], Batch], None] | None = None
+    failure: Exception | None = None
+    running: Lock = field(default_factory=Lock)
+    finished: int = -1
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        """Write one micro-batch; an error ends the query and is kept for the driver to report."""
+        with self.running:
+            try:
+                self._write(frame, number)
+                self.finished = number
+            except Exception as error:
+                self.failure = error
+                raise
+
+    def _write(self, frame: DataFrame, number: int) -> None:
+        reach(FailPoint.PLANNED, number)
+        self.lease.check()
+        batch = self._batch(number)
+        folder = self.table.new_stage()
+        self.stage(frame, folder, batch)
+        reach(FailPoint.STAGED, number)
+        files = self._commit(folder, batch)
+        reach(FailPoint.TABLE_COMMITTED, number)
+        if self.announce:
+            self.announce(files, batch)
+        self.table.discard(folder)
+        self.table.tend()
+
+    def _commit(self, folder: Path, batch: Batch) -> list[Path]:
+        if self.table.has(batch.note.write_id, batch.number):
+            log.info("batch %d is in %s already: it is not written again", batch.number, self.table.path.name)
+            return sorted(folder.rglob("*.parquet"))
+        self.lease.check()
+        self._check_topic()
+        return self.table.commit(folder, batch.note)
+
+    def _batch(self, number: int) -> Batch:
+        plan = self.checkpoint.planned(number)
+        starts = self.checkpoint.starts(number).get(self.topic, {})
+        ends = plan.ends[self.topic]
+        ranges = {partition: (starts.get(partition, 0), end) for partition, end in sorted(ends.items())}
+        note = Note(
+            job=self.job,
+            write_id=self.checkpoint.query_id(),
+            batch=number,
+            epoch=self.lease.epoch,
+            cluster_id=self.cluster_id,
+            topics={self.topic: Ranges(topic_id=self.topic_id, offsets=ranges)},
+            fingerprint=self.fingerprint,
+        )
+        # Spark drops what is late by the watermark of the batch before.
+        late = self.checkpoint.planned(number - 1).watermark_ms if number else 0
+        return Batch(number=number, plan=plan, note=note, late_watermark_ms=late)
+
+    def _check_topic(self) -> None:
+        """The same id after the read as before it: all that was read came from the topic we know."""
+        deadline = time.monotonic() + KAFKA_PATIENCE_SECONDS
+        while True:
+            try:
+                now = topic_ids(self.client, [self.topic]).get(self.topic)
+                break
+            except KafkaError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+        if now != self.topic_id:
+            raise Refusal(
+                f"topic {self.topic!r} was {'deleted' if now is None else 're-created'} while it was read: "
+                f"nothing more is written; reset the stream {self.job!r}"
+            )

@@ -1,0 +1,154 @@
+"""SQL over the lake without Spark: DuckDB reads the Delta tables, an answer takes milliseconds once started."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from jobs.pipelines.relations import relations, tables
+from jobs.refusal import Refusal
+
+_WORD = re.compile(r"\w+")
+_SAFE: dict[str, Any] = {
+    "enable_external_access": "false",
+    "python_enable_replacements": "false",
+}
+
+
+class Lake:
+    """A read-only view of the lake. Keep one: what it has read of a table's log it need not read again."""
+
+    def __init__(self, root: Path) -> None:
+        """Nothing is read before it is asked for."""
+        self._root = root
+        self._tables = tables()
+        self._relations = relations()
+        self._opened: dict[str, DeltaTable] = {}
+
+    def query(self, sql: str) -> pa.Table:
+        """The answer to one SELECT, as of now."""
+        with duckdb.connect(config=_SAFE) as database:
+            # Not in the configuration: the time zones are loaded a moment after it.
+            database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
+            try:
+                _require_one_select(database, sql)
+                missing = [name for name in self._needed(set(_WORD.findall(sql))) if not self._define(database, name)]
+                return database.sql(sql).to_arrow_table()
+            except duckdb.CatalogException as error:
+                raise Refusal(self._hint(missing) or f"the query cannot be answered: {error}") from error
+            except duckdb.Error as error:
+                raise Refusal(f"the query cannot be answered: {error}") from error
+
+    def _hint(self, missing: Sequence[str]) -> str | None:
+        paths = ", ".join(self._tables[name] for name in missing if name in self._tables)
+        return paths and (
+            f"{paths} does not exist yet: its streaming job has never run (`tideline demo` starts everything, "
+            "a DAG stream_… one job)"
+        )
+
+    def _needed(self, names: set[str]) -> Iterator[str]:
+        """The relations of a query, each after those that it reads."""
+        for name in sorted(names & {*self._relations, *self._tables}):
+            if name in self._relations:
+                yield from self._needed(set(self._relations[name].reads))
+            yield name
+
+    def _define(self, database: duckdb.DuckDBPyConnection, name: str) -> bool:
+        """Make a relation known; False if a table that it needs does not exist."""
+        relation = self._relations.get(name)
+        if relation:
+            if not set(relation.reads) <= _defined(database):
+                return False
+            database.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {relation.sql}")
+            return True
+        table = self._table(name)
+        if table is None:
+            return False
+        # Arrow's own file system: the one of the Delta library ends a process noisily.
+        files = SubTreeFileSystem(str(self._root / self._tables[name]), LocalFileSystem())
+        database.register(name, table.to_pyarrow_dataset(filesystem=files))
+        return True
+
+    def _table(self, name: str) -> DeltaTable | None:
+        path = self._root / self._tables[name]
+        try:
+            if name in self._opened:
+                self._opened[name].update_incremental()
+            else:
+                self._opened[name] = DeltaTable(path)
+        except TableNotFoundError:
+            return None
+        return self._opened[name]
+
+
+def _require_one_select(database: duckdb.DuckDBPyConnection, sql: str) -> None:
+    statements = database.extract_statements(sql)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise Refusal("ask one SELECT: nothing else is possible, the lake is read-only here")
+
+
+def _defined(database: duckdb.DuckDBPyConnection) -> set[str]:
+    return {name for (name,) in database.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+
+
+def as_json(answer: pa.Table) -> str:
+    """One array of objects, a row a line; decimals are exact numbers, times ISO 8601 in UTC."""
+    rows = (
+        "{" + ", ".join(f"{json.dumps(name)}: {_json(value)}" for name, value in row.items()) + "}"
+        for row in answer.to_pylist()
+    )
+    return "[" + ",\n ".join(rows) + "]"
+
+
+def as_csv(answer: pa.Table) -> str:
+    """A header and the rows."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(answer.column_names)
+    writer.writerows(as_text(answer))
+    return text.getvalue()
+
+
+def as_text(answer: pa.Table) -> Sequence[Sequence[str]]:
+    """The rows as people read them; NULL is empty."""
+    return [["" if value is None else _text(value) for value in row.values()] for row in answer.to_pylist()]
+
+
+def _json(value: Any) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "null"
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_json(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(name))}: {_json(item)}" for name, item in value.items()) + "}"
+    return json.dumps(_text(value), ensure_ascii=False)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        moment = value.astimezone(UTC) if value.tzinfo else value
+        precision = "microseconds" if moment.microsecond % 1000 else "milliseconds"
+        return moment.replace(tzinfo=None).isoformat(timespec=precision) + ("Z" if value.tzinfo else "")
+    if isinstance(value, bytes):
+        return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02X}" for byte in value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, list | dict):
+        return _json(value)
+    return value.isoformat() if isinstance(value, date) else str(value)

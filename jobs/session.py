@@ -1,0 +1,22 @@
+"""The only place where a SparkSession is built."""
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+from jobs.settings import Settings, spark_conf
+
+
+def build(settings: Settings, name: str) -> SparkSession:
+    """A session for one job. Under `spark-submit` the JVM already runs and its settings stand."""
+    # Spark's Python workers otherwise take the first python3 on PATH, which may be another version.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if settings.spark_master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
+    builder = SparkSession.builder.appName(f"tideline {name}")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = builder.master(settings.spark_master)
+    for key, value in spark_conf(settings).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
