@@ -1,4 +1,4 @@
-"""Airflow's four components as processes: API server, scheduler, DAG processor and triggerer, on SQLite."""
+"""Airflow's four components as processes: API server, DAG processor, triggerer and scheduler, on SQLite."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
+from local.jars import pyspark_folder
 from local.java import Java
 from local.ports import LOOPBACK
 from local.process import Service
@@ -24,12 +24,23 @@ from local.settings import StackSettings
 # The command of each, and the name under which Airflow's health page knows it.
 COMPONENTS = {
     "api-server": (("api-server",), "metadatabase"),
-    "scheduler": (("scheduler",), "scheduler"),
     "dag-processor": (("dag-processor",), "dag_processor"),
     # Its log server would listen on every address of the machine.
     "triggerer": (("triggerer", "--skip-serve-logs"), "triggerer"),
+    # Last: it hands out work at once, and a task that finds no API server fails.
+    "scheduler": (("scheduler",), "scheduler"),
 }
 _MIGRATE_SECONDS = 300
+# These say at INFO what they do with every request, file or function.
+_CHATTY = (
+    "airflow.models.dag",
+    "airflow.serialization.definitions.dag",
+    "great_expectations",
+    "http.access",
+    "httpx",
+    "kafka",
+    "py4j",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +101,7 @@ class Airflow:
             # spark-submit and Spark's workers take the first python3 on PATH, which may be another one.
             "PATH": os.pathsep.join([venv, self.env.get("PATH", os.defpath)]),
             "PYSPARK_PYTHON": sys.executable,
-            "SPARK_HOME": _spark_home(),
+            "SPARK_HOME": str(pyspark_folder()),
             "SPARK_LOCAL_IP": LOOPBACK,
             "JAVA_HOME": str(self.java.home),
             "GX_ANALYTICS_ENABLED": "false",
@@ -129,14 +140,14 @@ class Airflow:
             },
             "api_auth": {"jwt_secret": drawn["jwt_secret"]},
             "database": {"sql_alchemy_conn": f"sqlite:///{self.folder / 'airflow.db'}"},
-            "dag_processor": {"parsing_processes": 1},
+            "dag_processor": {"parsing_processes": 1, "print_stats_interval": 0},
             # A dead task is noticed in one minute instead of five.
             "scheduler": {"task_instance_heartbeat_timeout": 60},
             "logging": {
                 "base_log_folder": logs / "tasks",
                 "dag_processor_child_process_log_directory": logs / "dag-processor",
                 "colored_console_log": False,
-                "namespace_levels": "great_expectations=WARNING kafka=WARNING py4j=WARNING httpx=WARNING",
+                "namespace_levels": " ".join(f"{name}=WARNING" for name in _CHATTY),
             },
         }
         named = {
@@ -169,13 +180,6 @@ class Airflow:
 
 def _airflow(*words: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "airflow", *words)
-
-
-def _spark_home() -> str:
-    spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise Refusal("pyspark is not installed: run `make install`")
-    return str(Path(spec.origin).parent)
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -49,14 +48,13 @@ def _python() -> str:
 
 def _spark() -> str:
     """Both packages write one folder, so unequal versions break each other; the jars tell which came last."""
-    spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise Refusal("pyspark is not installed: run `make install`")
-    cores = sorted(Path(spec.origin).parent.glob("jars/spark-core_2.13-*.jar"))
+    cores = sorted(jars.pyspark_folder().glob("jars/spark-core_2.13-*.jar"))
     jar = cores[0].stem.removeprefix("spark-core_2.13-") if len(cores) == 1 else f"{len(cores)} spark-core jars"
     full, client = version("pyspark"), version("pyspark-client")
     if not full == client == jar:
-        raise Refusal(f"pyspark={full}, pyspark-client={client}, its jars={jar} differ: run `make clean install`")
+        raise Refusal(
+            f"pyspark={full}, pyspark-client={client}, its jars={jar} differ: delete .venv, then `make install`"
+        )
     return full
 
 

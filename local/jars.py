@@ -135,13 +135,16 @@ def _download(work: Path, jars: Sequence[Jar], mirror: str | None) -> None:
         raise Refusal(f"{len(jars)} jars could not be fetched ({told}): {_WAY_OUT}")
 
 
-def _ivy() -> Path:
+def pyspark_folder() -> Path:
+    """Where pyspark is installed: SPARK_HOME, with its own jars and the Ivy that fetches ours."""
     spec = find_spec("pyspark")
-    folder = Path(spec.origin).parent / "jars" if spec and spec.origin else Path()
-    found = sorted(folder.glob("ivy-*.jar"))
-    if not found:
-        raise Refusal("pyspark is not installed, so the jars cannot be fetched: run `make install`")
-    return found[0]
+    if spec is None or spec.origin is None:
+        raise Refusal("pyspark is not installed: run `make install`")
+    return Path(spec.origin).parent
+
+
+def _ivy() -> Path:
+    return next((pyspark_folder() / "jars").glob("ivy-*.jar"))
 
 
 def _put_in_place(work: Path, folder: Path, jars: Sequence[Jar]) -> None:

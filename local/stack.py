@@ -132,10 +132,12 @@ class Stack:
     def _start_components(self, report: Report) -> None:
         services = self.airflow.services()
         fresh = {name for name, service in services.items() if service.process() is None}
-        for name in fresh:
+        for name in fresh - {"scheduler"}:
             services[name].start()
         for name, service in services.items():
             report(f"Airflow's {name}")
+            if name in fresh & {"scheduler"}:
+                service.start()
             self._await(name, service, fresh=name in fresh)
 
     def _await(self, name: str, service: Service, *, fresh: bool) -> None:
