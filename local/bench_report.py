@@ -1,0 +1,144 @@
+"""What a benchmark found, for a terminal and for `docs/benchmarks.md`."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+from rich.table import Table
+
+from jobs.settings import PROJECT, Settings
+from local.bench import GOAL_P95_SECONDS, GOAL_RATIO, SIDES, Freshness, Race, Results
+from local.java import find_java
+
+PAGE = PROJECT / "docs" / "benchmarks.md"
+
+
+def table(results: Results) -> Table:
+    """For people at a terminal."""
+    shown = Table("workload", "records", "ours /s", "plain Spark /s", "ratio", title="drains")
+    for race in results.races:
+        shown.add_row(*_row(race))
+    return shown
+
+
+def freshness_line(freshness: Freshness) -> str:
+    """Produced → seen by a query, in one line."""
+    return (
+        f"freshness: p50 {freshness.p50_seconds:.2f} s, p95 {freshness.p95_seconds:.2f} s, "
+        f"p99 {freshness.p99_seconds:.2f} s of {freshness.samples} events ({freshness.lost} not seen); "
+        f"goal p95 ≤ {GOAL_P95_SECONDS:g} s: {_met(freshness.p95_seconds <= GOAL_P95_SECONDS and not freshness.lost)}"
+    )
+
+
+def write(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
+    """Replace the page by these results."""
+    page.write_text(_PAGE.format(**_facts(results, settings, rounds)))
+
+
+def _row(race: Race) -> tuple[str, ...]:
+    ours, plain = (f"{race.per_second(side):,.0f}" for side in SIDES)
+    return race.workload, f"{race.records:,}", ours, plain, f"{race.ratio:.2f} {_met(race.ratio >= GOAL_RATIO)}"
+
+
+def _met(met: bool) -> str:
+    return "(met)" if met else "(missed)"
+
+
+def _facts(results: Results, settings: Settings, rounds: int) -> dict[str, object]:
+    drains = "\n".join(f"| {' | '.join(_row(race))} |" for race in results.races)
+    each = "\n".join(
+        f"| {race.workload} | {side} | {', '.join(f'{seconds:.2f}' for seconds in race.seconds[side])} |"
+        for race in results.races
+        for side in SIDES
+    )
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB memory",
+        "system": f"{platform.system()} {platform.release()}",
+        "load": f"{results.load_before:.2f} before, {results.load_after:.2f} after",
+        "versions": ", ".join(_versions(settings)),
+        "commit": _commit(),
+        "spark": f"{settings.spark_master}, {settings.driver_memory} of memory",
+        "rounds": rounds,
+        "drains": drains,
+        "each": each,
+        "ratio": GOAL_RATIO,
+        "freshness": freshness_line(results.freshness) if results.freshness else "not measured",
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    models = info.read_text().splitlines() if info.exists() else []
+    named = [line.partition(":")[2].strip() for line in models if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _versions(settings: Settings) -> list[str]:
+    pinned = (jar.stem.rpartition("-") for jar in sorted(settings.jars.glob("*/*.jar")))
+    jars = [f"{name} {number}" for name, _, number in pinned if name.startswith(("delta-spark", "kafka_2"))]
+    packages = [f"{name} {version(name)}" for name in ("pyspark", "deltalake", "duckdb", "kafka-python")]
+    return [f"Python {platform.python_version()}", f"Java {find_java(os.environ).major}", *packages, *jars]
+
+
+def _commit() -> str:
+    ran = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    return ran.stdout.strip() or "unknown"
+
+
+_PAGE = """\
+# Benchmarks
+
+This page is written by `make bench`. Do not edit it.
+
+## Drains
+
+Each side drains the same new records from one broker in a warm session, in turns; the median of {rounds} drains counts.
+A drain begins when the job is told to start and ends when every record is committed.
+
+| workload | records per drain | ours, records/s | plain Spark, records/s | ours ÷ plain (goal ≥ {ratio}) |
+|---|---:|---:|---:|---:|
+{drains}
+
+| workload | side | seconds of each drain |
+|---|---|---|
+{each}
+
+`ingest` reads `numbers` and `lines`, `rolling_sum` numbers, `word_count` lines. *Ours* is the job as it is shipped,
+with everything switched on: strict parsing, quarantine, the lease, the start checks, offsets and watermark in each
+commit, the output topic. *Plain* (`local/bench_plain.py`) is a tuned Spark job without any of that: it parses with
+`from_json`, aggregates, appends to Delta and sends the same rows to a topic. Both read with the same fetch sizes, two
+shuffle partitions, RocksDB state with changelog checkpoints and the parallel garbage collector.
+After the last drain the tables of both sides are compared: they must have counted every record.
+
+## Freshness
+
+{freshness}
+
+1,000 numbers per second flow into `rolling_sum`. Four times a second on average, at random moments, one more event of
+a series of its own is produced; a warm process asks the query function for it until it is seen. The load, the stream,
+the broker and the asking process share the machine.
+
+## Where
+
+| | |
+|---|---|
+| date | {date} |
+| machine | {machine} |
+| system | {system} |
+| load average (1 minute) | {load} |
+| versions | {versions} |
+| commit | {commit} |
+| Spark | {spark} |
+
+## Repeat it
+
+`make bench` (about 10 minutes on a quiet machine). `tideline bench --records 50000 --only rolling_sum` is a quick
+look: it prints, and leaves this page alone. `--only` takes `ingest`, `rolling_sum`, `word_count` and `freshness`.
+"""
