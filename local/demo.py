@@ -23,7 +23,7 @@ STREAMS = (INGEST, *SHOWN)
 TRAFFIC_CONF: Mapping[str, Any] = {"sources": ["numbers", "lines"], "rate": 200, "seconds": 6 * 3600}
 _PARSED_SECONDS = 120
 _TOPICS_SECONDS = 180
-_WINDOWS_SECONDS = 420
+_WINDOWS_SECONDS = 900
 # A window of a minute that fills right now began up to a minute ago, and its stream may be a little behind.
 _FRESH = timedelta(minutes=3)
 
@@ -46,7 +46,8 @@ def run(stack: Stack, console: Console) -> None:
         console.print(_newest(lake, name))
     console.print(addresses(stack))
     console.print(
-        'More: [bold]tideline query "select * from word_count_total order by occurrences desc limit 5"[/bold]'
+        'More: [bold].venv/bin/tideline query "select * from word_count_total order by occurrences desc limit 5"[/bold]',
+        soft_wrap=True,
     )
     console.print("Stop: [bold]make down[/bold]")
 
@@ -128,9 +129,14 @@ def _last_words(api: AirflowApi, dag_id: str, run_id: str) -> str:
 
 
 def _newest(lake: Lake, name: str) -> Table:
-    keys = ", ".join(PIPELINES[name].keys)
-    answer = lake.query(f"SELECT * FROM {name} ORDER BY window_start DESC, {keys} LIMIT 5")
-    table = Table(*answer.column_names, title=f"{name}: {PIPELINES[name].description}", title_justify="left")
+    """The newest windows, as narrow as a terminal."""
+    pipeline = PIPELINES[name]
+    columns = ", ".join((*pipeline.value_columns, "finality"))
+    answer = lake.query(
+        f"SELECT strftime(window_start, '%H:%M:%S') AS window_start, {columns} FROM {name} "
+        f"ORDER BY {name}.window_start DESC, {', '.join(pipeline.keys)} LIMIT 5"
+    )
+    table = Table(*answer.column_names, title=name, title_justify="left")
     for row in as_text(answer):
         table.add_row(*row)
     return table

@@ -82,6 +82,7 @@ class Stack:
         """Start what does not run, replace what hangs; harmless when all is well."""
         doctor.preflight(self.settings)
         with one_at_a_time(self._lock):
+            kill(self._strays())
             report("jars")
             jars.fetch(self.settings.jobs.jars, mirror=self.settings.maven_url)
             report("broker")
@@ -178,14 +179,17 @@ class Stack:
         for service in services:
             service.kill()
 
+    def _strays(self) -> list[psutil.Process]:
+        """What bears the mark and belongs to no part, as when a pid file was lost; Spark drivers may stand alone."""
+        sessions = {self._service(name).session() for name in self._names()}
+        return [p for p in marked(self.settings.home) if session_of(p) not in sessions and not _is_job(p)]
+
     def _members(self) -> dict[str, list[psutil.Process]]:
         """Every process of the stack by the part it belongs to."""
         leaders = {self._service(name).session(): name for name in self._names()}
         members: dict[str, list[psutil.Process]] = {}
         for process in marked(self.settings.home):
-            part = leaders.get(session_of(process), JOBS)
-            if part != "broker" and (_is_driver(process) or _is_java(process)):
-                part = JOBS
+            part = JOBS if _is_job(process) else leaders.get(session_of(process), JOBS)
             members.setdefault(part, []).append(process)
         return members
 
@@ -224,9 +228,10 @@ def _is_driver(process: psutil.Process) -> bool:
     return False
 
 
-def _is_java(process: psutil.Process) -> bool:
+def _is_job(process: psutil.Process) -> bool:
+    """A driver, or the JVM below it."""
     with suppress(psutil.Error):
-        return process.name() == "java"
+        return _is_driver(process) or "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
     return False
 
 

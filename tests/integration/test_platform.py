@@ -1,0 +1,153 @@
+"""The whole platform, for real, on ports and in a folder of its own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from jobs.refusal import Refusal
+from local.ports import free_port, is_free
+from local.process import kill, marked
+from local.settings import StackSettings
+from local.stack import Stack
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+PARTS = ("broker", "api-server", "dag-processor", "triggerer", "scheduler")
+# What "idle, the whole platform stays under 3 GB" allows.
+MEMORY_LIMIT_BYTES = 3_000_000_000
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    home = tmp_path_factory.mktemp("platform")
+    settings = StackSettings.from_env(
+        {
+            "TIDELINE_HOME": str(home),
+            "KAFKA_BOOTSTRAP": f"127.0.0.1:{free_port()}",
+            "KAFKA_CONTROLLER_PORT": str(free_port()),
+            "AIRFLOW_PORT": str(free_port()),
+        }
+    )
+    settings = replace(settings, jobs=replace(settings.jobs, jars=StackSettings.from_env().jobs.jars))
+    stack = Stack(settings)
+    try:
+        stack.up()
+        yield stack
+    finally:
+        kill(marked(home))
+
+
+def _pids(stack: Stack) -> dict[str, int | None]:
+    return {part.name: part.pid for part in stack.status() if part.name in PARTS}
+
+
+def test_every_part_is_healthy_and_small(stack):
+    states = {part.name: part for part in stack.status()}
+    assert {name: states[name].state for name in PARTS} == dict.fromkeys(PARTS, "healthy")
+    assert 300_000_000 < sum(part.memory_bytes for part in states.values()) < MEMORY_LIMIT_BYTES
+
+
+def test_only_loopback_is_bound(stack):
+    listening = [
+        at.laddr.ip
+        for process in marked(stack.settings.home)
+        for at in process.net_connections("tcp")
+        if at.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= len(stack.settings.ports())
+    assert set(listening) <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
+def test_secrets_are_for_their_owner_only(stack):
+    for name in ("secrets.json", "passwords.json"):
+        assert stack.airflow.folder.joinpath(name).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_dags_are_read_and_a_task_reaches_kafka(stack):
+    with stack.airflow.api() as api:
+        deadline = time.monotonic() + 60
+        while "provision_topics" not in api.dags():
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        assert api.import_errors() == []
+        api.unpause("provision_topics")
+        run_id = api.trigger("provision_topics")
+        assert api.wait_for_run("provision_topics", run_id, 120) == "success"
+        assert "numbers" in api.task_log("provision_topics", run_id, "apply")
+
+
+def test_a_wrong_password_is_refused(stack):
+    api = stack.airflow.api()
+    api.password = "wrong"
+    with api, pytest.raises(Refusal, match="refused the login of 'admin'"):
+        api.dags()
+
+
+def test_a_second_up_leaves_everything_as_it_was(stack):
+    before = _pids(stack)
+    stack.up()
+    assert _pids(stack) == before
+
+
+def test_up_replaces_what_was_killed_and_keeps_the_rest(stack):
+    before = _pids(stack)
+    for name in ("scheduler", "broker"):
+        os.kill(before[name], signal.SIGKILL)
+    stale = {"pid": os.getpid(), "started": 0.0}
+    (stack.settings.home / "run" / "triggerer.pid").write_text(json.dumps(stale))
+    assert {part.name: part.good for part in stack.status()}["scheduler"] is False
+    stack.up()
+    after = _pids(stack)
+    assert all(part.good for part in stack.status())
+    assert {name for name in PARTS if before[name] != after[name]} == {"scheduler", "broker", "triggerer"}
+    leaders = {os.getsid(process.pid) for process in marked(stack.settings.home)}
+    assert leaders == set(after.values()), "the triggerer that the stale pid file hid is gone"
+
+
+_DRIVER = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("finished its batch")))
+print("running", flush=True)
+time.sleep(600)
+"""
+
+
+def _detached(stack: Stack, *command: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "TIDELINE_STACK": str(stack.settings.home)}
+    return subprocess.Popen(
+        [sys.executable, *command], env=env, start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_down_asks_drivers_first_and_leaves_nothing_behind(stack, tmp_path):
+    script = tmp_path / "jobs" / "__main__.py"
+    script.parent.mkdir()
+    script.write_text(_DRIVER)
+    with _detached(stack, str(script)) as driver, _detached(stack, "-c", "import time; time.sleep(600)") as orphan:
+        assert driver.stdout.readline() == "running\n"
+        assert stack.down() == 1, "the orphan, which does not know how to stop"
+        assert (driver.wait(10), driver.stdout.read()) == (0, "finished its batch\n")
+        assert orphan.wait(10) == -signal.SIGKILL
+    assert marked(stack.settings.home) == []
+    assert all(is_free(port) for port in stack.settings.ports().values())
+    assert {part.state for part in stack.status()} == {"stopped", "none"}
+    assert stack.down() == 0
+
+
+def test_a_taken_port_is_refused_before_anything_starts(stack):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", stack.settings.airflow_port))
+        taken.listen()
+        with pytest.raises(Refusal, match=rf"port {stack.settings.airflow_port} is taken by process {os.getpid()}"):
+            stack.up()
+    assert marked(stack.settings.home) == []
+    deleted = {folder.name for folder in stack.clean()}
+    assert {"broker", "airflow", "logs", "run"} <= deleted
