@@ -45,10 +45,8 @@ def run(stack: Stack, console: Console) -> None:
     for name in SHOWN:
         console.print(_newest(lake, name))
     console.print(addresses(stack))
-    console.print(
-        'More: [bold].venv/bin/tideline query "select * from word_count_total order by occurrences desc limit 5"[/bold]',
-        soft_wrap=True,
-    )
+    more = "select * from word_count_total order by occurrences desc limit 5"
+    console.print(f'More: [bold].venv/bin/tideline query "{more}"[/bold]', soft_wrap=True)
     console.print("Stop: [bold]make down[/bold]")
 
 
