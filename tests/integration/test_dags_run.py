@@ -1,0 +1,166 @@
+"""The DAGs run, on an Airflow of their own and a real broker."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import pipelines
+from jobs.connectors.kafka import admin, describe
+from jobs.settings import PROJECT, KafkaSettings
+from local.broker import Broker
+
+pytestmark = pytest.mark.integration
+
+HERE = Path(__file__).parent
+PASSWORD = "seen-by-the-driver-only"
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
+    with Broker(home=tmp_path_factory.mktemp("dags")) as broker:
+        yield KafkaSettings(bootstrap=broker.bootstrap)
+
+
+@pytest.fixture(scope="module")
+def run(kafka: KafkaSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a DAG on an Airflow with a fresh database; the answer holds what the run logged, too."""
+    home = tmp_path_factory.mktemp("airflow")
+    (home / "probe.py").write_text(_PROBE_DAG)
+    bundle = {"classpath": "airflow.dag_processing.bundles.local.LocalDagBundle"}
+    folders = {"ours": PROJECT / "dags", "probe": home}
+    env = {
+        **os.environ,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(
+            [{**bundle, "name": name, "kwargs": {"path": str(folder)}} for name, folder in folders.items()]
+        ),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(PROJECT / "plugins"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW_CONN_TIDELINE_KAFKA": json.dumps({"conn_type": "tideline_kafka", "host": kafka.bootstrap}),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
+        # Neither may reach a task: the connection says where Kafka is.
+        "KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        "KAFKA_SSL_CAFILE": "/of/another/cluster",
+    }
+    log = home / "log"
+    with log.open("wb") as sink:
+        subprocess.run(
+            [sys.executable, "-m", "airflow", "db", "migrate"], env=env, stderr=sink, stdout=sink, check=True
+        )
+        command = [sys.executable, str(HERE / "dag_runner.py")]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": sink, "text": True}
+        with subprocess.Popen(command, env=env, **pipes) as process:
+
+            def run(dag_id: str, conf: dict[str, Any] | None = None, **env: str) -> dict[str, Any]:
+                start, folder = log.stat().st_size, str(folders["probe" if dag_id == "probe" else "ours"])
+                request = {"folder": folder, "dag_id": dag_id, "conf": conf or {}, "env": env}
+                print(json.dumps(request), file=process.stdin, flush=True)
+                answer = process.stdout.readline()
+                logged = log.read_bytes()[start:].decode()
+                assert answer, logged[-5000:]
+                return {**json.loads(answer), "log": logged}
+
+            yield run
+            process.stdin.close()
+
+
+def provision(run: Run) -> dict[str, Any]:
+    return run("provision_topics")
+
+
+def test_topics_are_planned_then_applied_and_the_run_says_so(run: Run, kafka: KafkaSettings) -> None:
+    wanted = {topic.name for topic in pipelines.topics()}
+    first = provision(run)
+    assert first["tasks"] == {"plan": "success", "apply": "success"}
+    assert {row["topic"]: row["action"] for row in first["xcoms"]["plan.plan"]} == dict.fromkeys(wanted, "create")
+    assert "│ numbers      │ create │" in first["log"]
+    assert first["note"].startswith(f"Plan: {len(wanted)} create")
+    assert "| numbers | create |" in first["note"]
+    assert set(describe(kafka, wanted)) == wanted
+    assert provision(run)["note"].startswith(f"Plan: {len(wanted)} keep")
+
+
+def test_a_refused_plan_fails_the_run_before_anything_is_applied(run: Run, kafka: KafkaSettings) -> None:
+    provision(run)
+    with admin(kafka) as client:
+        client.create_partitions({"lines": 5})
+        client.delete_topics(["clicks"])
+    refused = provision(run)
+    assert refused["tasks"] == {"plan": "failed", "apply": "upstream_failed"}
+    assert "| lines | refuse | partitions 5 → 3 would delete records" in refused["note"]
+    assert not describe(kafka, ["clicks"])
+    with admin(kafka) as client:
+        client.delete_topics(["lines"])
+    assert provision(run)["state"] == "success"
+
+
+def test_traffic_reaches_the_topics_that_were_chosen(run: Run, kafka: KafkaSettings) -> None:
+    provision(run)
+    before = describe(kafka, ["numbers", "clicks", "orders"])
+    conf = {"sources": ["numbers", "clicks"], "rate": 500, "seconds": 2, "late": 0, "duplicate": 0, "corrupt": 0}
+    done = run("generate_demo_traffic", conf)
+    assert done["tasks"] == {"generate": "success"}, done["log"][-5000:]
+    after = describe(kafka, ["numbers", "clicks", "orders"])
+    sent = {name: sum(after[name].latest.values()) - sum(before[name].latest.values()) for name in after}
+    assert sent == {"numbers": 1000, "clicks": 1000, "orders": 0}
+
+
+@pytest.mark.spark
+def test_a_stream_gets_kafka_as_environment_and_spark_as_configuration(run: Run, tmp_path: Path) -> None:
+    job, seen = tmp_path / "job.py", tmp_path / "seen.json"
+    job.write_text(_PROBE)
+    login = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}
+    secured = {"conn_type": "tideline_kafka", "host": "b:1", "login": "u", "password": PASSWORD, "extra": login}
+    done = run(
+        "probe",
+        AIRFLOW_CONN_TIDELINE_KAFKA=json.dumps(secured),
+        PROBE=str(job),
+        PROBE_SEEN=str(seen),
+        SPARK_DRIVER_MEMORY="600m",
+        PATH="/usr/bin:/bin",
+    )
+    assert done["state"] == "success", done["log"][-5000:]
+    driver = json.loads(seen.read_text())
+    assert driver["arguments"] == ["live", "word_count"]
+    assert KafkaSettings.from_env(driver["environment"]) == KafkaSettings(
+        bootstrap="b:1", security_protocol="SASL_SSL", sasl_mechanism="PLAIN", username="u", password=PASSWORD
+    )
+    assert driver["python"] == sys.executable
+    assert driver["environment"]["SPARK_MASTER"] == "local[1]"
+    java = " ".join(driver["launcher"])
+    assert "-Xmx600m" in java
+    assert "delta-spark" in java
+    assert PASSWORD not in java
+    assert PASSWORD not in done["log"]
+
+
+@pytest.mark.spark
+def test_a_driver_that_refuses_fails_the_task_with_its_sentence(run: Run, tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("print('tideline: the reason and the way out'); exit(1)")
+    done = run("probe", PROBE=str(job))
+    assert done["state"] == "failed"
+    assert "tideline: the reason and the way out" in done["log"]
+
+
+_PROBE_DAG = """
+import os
+from airflow.sdk import DAG
+from tideline_airflow.operators.streaming import StreamOperator
+with DAG(dag_id="probe", schedule=None):
+    StreamOperator(task_id="run", job="word_count").application = os.environ.get("PROBE", "")
+"""
+
+_PROBE = """
+import json, os, pathlib, sys
+launcher = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode().split(chr(0))
+seen = {"arguments": sys.argv[1:], "environment": dict(os.environ), "python": sys.executable, "launcher": launcher}
+pathlib.Path(os.environ["PROBE_SEEN"]).write_text(json.dumps(seen))
+"""
