@@ -329,6 +329,8 @@ def bench(
     from local import bench as measure
     from local import bench_report
 
+    # As Ctrl-C does, so that brokers and sessions end with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings.from_env()
     everything = (*measure.RACES, measure.FRESHNESS)
     with _steps("bench") as step:

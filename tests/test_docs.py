@@ -1,0 +1,84 @@
+"""What the pages tell a user to type works: commands are understood, queries are answered."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from deltalake import DeltaTable
+
+from jobs.cli import app
+from jobs.pipelines import PIPELINES, SOURCES, STREAMS
+from jobs.pipelines.spec import dag_id_of
+from jobs.query import Lake
+from jobs.settings import PROJECT
+
+PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
+_TYPED = re.compile(
+    r"^(?:tideline|python -m jobs) (?P<block>.+)$|`(?:tideline|python -m jobs) (?P<inline>[^`]+)`", re.M
+)
+_OTHER_DAGS = {"provision_topics", "generate_demo_traffic"}
+
+
+def commands() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every command line of the pages: where it is, and its words."""
+    for page in PAGES:
+        for found in _TYPED.finditer(page.read_text()):
+            yield page.name, tuple(shlex.split(found["block"] or found["inline"], comments=True))
+
+
+def queries() -> list[str]:
+    return sorted({words[1] for _, words in commands() if words[0] == "query" and len(words) > 1})
+
+
+@pytest.mark.parametrize(("page", "words"), sorted(set(commands())), ids=lambda value: " ".join(value)[:60])
+def test_a_command_is_understood(page, words):
+    command: click.Command = typer.main.get_command(app)
+    context, left = click.Context(command, info_name="tideline"), list(words)
+    while isinstance(command, click.Group) and left != ["--help"]:
+        name, found, left = command.resolve_command(context, left)
+        assert found, name
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    if left != ["--help"]:
+        command.make_context(words[0], left, parent=context.parent)
+
+
+def test_there_are_commands_to_check():
+    assert len(set(commands())) > 15
+    assert len(queries()) > 5
+
+
+def test_named_dags_exist():
+    named = {
+        dag for page in PAGES for dag in re.findall(r"`(stream_\w+|provision_\w+|generate_demo_\w+)`", page.read_text())
+    }
+    assert named - {"stream_my_pipeline"} <= {*map(dag_id_of, STREAMS), *_OTHER_DAGS}
+
+
+@pytest.mark.spark
+def test_queries_are_answered(spark, tmp_path: Path):
+    _make_empty_lake(spark, tmp_path)
+    lake = Lake(tmp_path)
+    for sql in queries():
+        if "my_pipeline" not in sql:
+            assert lake.query(sql).num_columns, sql
+
+
+def _make_empty_lake(spark, root: Path) -> None:
+    """Every table as its job makes it, without rows."""
+    from jobs.connectors.streams import arrow_schema
+    from jobs.ingest import landed
+    from jobs.live import _table_schema, counted
+    from jobs.transforms.aggregate import aggregate
+
+    columns = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
+    records = spark.createDataFrame([], f"{columns}, headers ARRAY<STRUCT<key: STRING, value: BINARY>>")
+    for source in SOURCES.values():
+        schema = arrow_schema(landed(records, source))
+        DeltaTable.create(root / source.events_table, schema=schema, partition_by=["hour"])
+    for pipeline in PIPELINES.values():
+        windows = aggregate(counted(records, pipeline), pipeline)
+        DeltaTable.create(root / pipeline.live_table, schema=_table_schema(windows), partition_by=["slice"])
