@@ -1,5 +1,6 @@
 """A connection of type `tideline_kafka` as settings, and what Airflow shows of it."""
 
+import gc
 import json
 from importlib.metadata import entry_points
 from importlib.resources import files
@@ -102,7 +103,7 @@ def test_no_secret_in_a_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PASSWORD not in f"{hook!r} {hook.settings()!r} {hook.settings()}"
 
 
-# kafka-python leaves a refused socket to the garbage collector.
+# kafka-python leaves a refused socket to the garbage collector, which may come in another test.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 def test_the_test_button_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.connectors.kafka.ADMIN_TIMEOUT_MS", 300)
@@ -110,6 +111,7 @@ def test_the_test_button_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     worked, message = use(monkeypatch, host=bootstrap).test_connection()
     assert not worked
     assert f"Kafka does not answer at {bootstrap}" in message
+    gc.collect()
 
 
 def test_airflow_finds_the_provider_and_its_connection_type() -> None:
