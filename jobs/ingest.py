@@ -33,11 +33,8 @@ def run(settings: Settings, *, until_caught_up: bool = False) -> None:
             topics = _topics(client)
             for source in SOURCES.values():
                 _check(settings, source, topics)
-            spark = session.build(settings, INGEST)
-            try:
+            with session.opened(settings, INGEST) as spark:
                 _run_queries(spark, settings, lease, client, topics, stop, until_caught_up)
-            finally:
-                spark.stop()
     finally:
         lease.release()
 

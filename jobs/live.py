@@ -32,11 +32,8 @@ def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False
     try:
         with admin(settings.kafka) as client, driver.stop_on_signal() as stop:
             topic = _check(settings, pipeline, client)
-            spark = session.build(settings, pipeline.name)
-            try:
+            with session.opened(settings, pipeline.name) as spark:
                 _run_query(spark, settings, pipeline, lease, client, topic, stop, until_caught_up)
-            finally:
-                spark.stop()
     finally:
         lease.release()
 

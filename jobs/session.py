@@ -2,10 +2,24 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
 from jobs.settings import Settings, spark_conf
+
+
+@contextmanager
+def opened(settings: Settings, name: str) -> Iterator[SparkSession]:
+    """The session of this process: one that is already there is used and left, a new one is stopped at the end."""
+    there = SparkSession.getActiveSession()
+    spark = there or build(settings, name)
+    try:
+        yield spark
+    finally:
+        if there is None:
+            spark.stop()
 
 
 def build(settings: Settings, name: str) -> SparkSession:

@@ -110,6 +110,8 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # Streams cannot adapt their plans, and say so at every start unless it is off.
         "spark.sql.adaptive.enabled": "false",
+        # A repeated key counts as its last value on the strict path too, as Spark's plain reader has it.
+        "spark.sql.variant.allowDuplicateKeys": "true",
         # The default of 50 is most of the time of every commit to a small table.
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

@@ -5,8 +5,6 @@ follows the first object. So a JSON record that is not of the plain shape (flat,
 second, strict path, which also finds the reason. The plain path costs one regular expression.
 """
 
-import re
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -14,6 +12,7 @@ from jobs.pipelines.spec import Field, Format, Source
 
 RECORD_COLUMNS = ("topic", "partition", "offset", "arrival_time", "event_time")
 _MILLISECONDS = r"^-?[0-9]{1,18}$"
+_WHOLE = r"^-?[0-9]+$"
 _NUMBER = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _JSON_OPTIONS = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
 
@@ -100,7 +99,7 @@ def _read_text(decoded: DataFrame, source: Source) -> DataFrame:
 
 def _read_json(decoded: DataFrame, source: Source) -> DataFrame:
     plain_fields = F.from_json("_text", ", ".join(f"`{f.name}` {f.type}" for f in source.fields), _JSON_OPTIONS)
-    texts = F.from_json("_text", ", ".join(f"`{f.name}` STRING" for f in source.fields), _JSON_OPTIONS)
+    texts = F.from_json("_text", ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields), _JSON_OPTIONS)
     plain = F.col("_undecodable").isNull() & F.col("_text").rlike(plain_shape(source))
     read = decoded.withColumn("_plain", F.when(plain, plain_fields))
     for field in source.fields:
@@ -111,7 +110,7 @@ def _read_json(decoded: DataFrame, source: Source) -> DataFrame:
     strict = F.coalesce(
         F.col("_undecodable"),
         F.when(~_is_one_object(F.col("_document")), "malformed JSON"),
-        *(_field_problem(field, _is_json_type(field)) for field in source.fields),
+        *(_json_problem(field) for field in source.fields),
     )
     return _finish(read, source, F.when(~F.col("_ok"), strict), F.col("_ok"))
 
@@ -125,28 +124,22 @@ def _read_csv(decoded: DataFrame, source: Source) -> DataFrame:
     problem = F.coalesce(
         F.col("_undecodable"),
         F.when(several | F.col("_texts._corrupt").isNotNull(), "malformed CSV"),
-        *(_field_problem(field, F.lit(True)) for field in source.fields),
+        *(_csv_problem(field) for field in source.fields),
     )
     return _finish(read, source, problem, F.lit(False))
 
 
 def _finish(read: DataFrame, source: Source, problem: Column, plain: Column) -> DataFrame:
-    """Take the typed fields from the plain path or from their texts."""
-
-    def typed(field: Field) -> Column:
-        converted = _convert(field)
-        return F.when(plain, F.col(f"_plain.`{field.name}`")).otherwise(converted) if _has_plain(source) else converted
-
-    fields = F.struct(*(typed(field).alias(field.name) for field in source.fields))
+    """Take the typed fields from the plain path, or convert what the strict one read."""
+    convert = _convert_json if source.format is Format.JSON else _convert_csv
+    fields = {field.name: convert(field) for field in source.fields}
+    if source.format is Format.JSON:
+        fields = {name: F.when(plain, F.col(f"_plain.`{name}`")).otherwise(strict) for name, strict in fields.items()}
     return (
         read.withColumn("_problem", problem)
-        .withColumn("_fields", fields)
+        .withColumn("_fields", F.struct(*(column.alias(name) for name, column in fields.items())))
         .withColumn("_event_ms", F.col(f"_fields.`{source.event_time_field}`"))
     )
-
-
-def _has_plain(source: Source) -> bool:
-    return source.format is Format.JSON
 
 
 def plain_shape(source: Source) -> str:
@@ -160,13 +153,23 @@ def plain_shape(source: Source) -> str:
 def _plain_field(field: Field) -> str:
     if field.type == "BIGINT":
         return ""  # Spark's reader takes whole numbers only.
-    decimal = re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", field.type)
-    if decimal:
-        whole, scale = int(decimal[1]) - int(decimal[2]), int(decimal[2])
-        shape = rf"-?[0-9]{{1,{whole}}}+(?:\.[0-9]{{1,{scale}}}+)?+\s*+[,}}]"
-    else:
+    if field.type == "STRING":
         shape = '"'
+    else:
+        whole, scale = _digits(field)
+        shape = rf"-?[0-9]{{1,{whole}}}+(?:\.[0-9]{{1,{scale}}}+)?+\s*+[,}}]"
     return rf'(?=.*?"{field.name}"\s*+:\s*+{shape})'
+
+
+def _digits(field: Field) -> tuple[int, int]:
+    """How many digits a DECIMAL has before and after the point."""
+    precision, scale = field.type.removeprefix("DECIMAL(").rstrip(")").split(",")
+    return int(precision) - int(scale), int(scale)
+
+
+def _strict_type(field: Field) -> str:
+    """A DECIMAL as fine as one can be, to see what would be rounded; all else as it is written."""
+    return f"DECIMAL(38,{38 - _digits(field)[0]})" if field.type.startswith("DECIMAL") else "STRING"
 
 
 def _is_one_object(document: Column) -> Column:
@@ -177,33 +180,49 @@ def _is_one_object(document: Column) -> Column:
     return F.coalesce(kind.startswith("OBJECT") & (end == 1) & beyond.isNull(), F.lit(False))
 
 
-def _is_json_type(field: Field) -> Column:
-    """A STRING field holds a string, any other field none: their texts look alike once the quotes are gone."""
+def _json_problem(field: Field) -> Column:
     kind = F.schema_of_variant(F.try_variant_get(F.col("_document"), f"$[0].{field.name}", "variant"))
-    return (kind == "STRING") == F.lit(field.type == "STRING")
-
-
-def _field_problem(field: Field, right_kind: Column) -> Column:
-    text = F.col(f"_texts.`{field.name}`")
-    fits = _convert(field).isNotNull()
-    number = text.rlike(_NUMBER) & F.lit(field.type.startswith("DECIMAL"))
+    right = kind == "STRING" if field.type == "STRING" else kind.rlike("^(BIGINT|DECIMAL|DOUBLE)")
+    if field.type == "BIGINT":
+        right = right & F.col(f"_texts.`{field.name}`").rlike(_WHOLE)
     return (
-        F.when(text.isNull(), f"missing: {field.name}")
-        .when(~right_kind, f"wrong type: {field.name}")
-        .when(~fits & (number | text.rlike(r"^-?[0-9]+$")), f"does not fit: {field.name}")
-        .when(~fits, f"wrong type: {field.name}")
+        F.when(kind.isNull() | (kind == "VOID"), f"missing: {field.name}")
+        .when(~right, f"wrong type: {field.name}")
+        .when(_convert_json(field).isNull(), f"does not fit: {field.name}")
     )
 
 
-def _convert(field: Field) -> Column:
+def _convert_json(field: Field) -> Column:
+    """What the strict path read as the field's type; null if it is none or would have to be rounded."""
+    read = F.col(f"_texts.`{field.name}`")
+    if not field.type.startswith("DECIMAL"):
+        return _convert_csv(field)
+    # Numbers so long that even the finest DECIMAL rounds them, and those that it makes zero.
+    named = rf'"{field.name}"\s*+:\s*+-?'
+    rounded = F.col("_text").rlike(rf"{named}(?:[0-9.]{{28}}|[0-9.]{{19,}}+[eE])")
+    vanished = (read == 0) & F.col("_text").rlike(rf"{named}[0.]*+[1-9]")
+    fitting = read.try_cast(field.type)
+    return F.when(~rounded & ~vanished & (fitting == read), fitting)
+
+
+def _csv_problem(field: Field) -> Column:
+    text, converted = F.col(f"_texts.`{field.name}`"), _convert_csv(field)
+    number = text.rlike(_NUMBER if field.type.startswith("DECIMAL") else _WHOLE)
+    return (
+        F.when(text.isNull(), f"missing: {field.name}")
+        .when(converted.isNull() & ~number, f"wrong type: {field.name}")
+        .when(converted.isNull(), f"does not fit: {field.name}")
+    )
+
+
+def _convert_csv(field: Field) -> Column:
     """The text of a field as its type; null if it is none or would have to be rounded."""
     text = F.col(f"_texts.`{field.name}`")
     if field.type == "STRING":
         return text
     if field.type == "BIGINT":
-        return F.when(text.rlike(r"^-?[0-9]+$"), text.try_cast("bigint"))
-    scale = int(field.type.rstrip(")").split(",")[1])
-    return F.when(text.rlike(_NUMBER) & (_decimals(text) <= scale), text.try_cast(field.type))
+        return F.when(text.rlike(_WHOLE), text.try_cast("bigint"))
+    return F.when(text.rlike(_NUMBER) & (_decimals(text) <= _digits(field)[1]), text.try_cast(field.type))
 
 
 def _decimals(text: Column) -> Column:

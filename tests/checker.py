@@ -1,0 +1,189 @@
+"""The independent judge: replays the Delta log by itself, reads Kafka again, and names every defect it finds."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tests import oracle
+from tests.oracle import Record, State
+
+BATCHES = "batches"
+WATERMARK_DELAY_MS = 5_000
+
+
+@dataclass
+class Table:
+    """What a Delta log says, read without the product's code."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_table(path: Path) -> Table:
+    """Replay the log; rows carry their partition column."""
+    files: dict[str, dict[str, str]] = {}
+    table = Table()
+    for entry in sorted((path / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in entry.read_text().splitlines()]
+        for action in actions:
+            if "add" in action:
+                files[action["add"]["path"]] = action["add"]["partitionValues"]
+            if "remove" in action:
+                files.pop(action["remove"]["path"], None)
+        is_batch = any("txn" in action for action in actions)
+        table.notes += [json.loads(a["commitInfo"]["userMetadata"]) for a in actions if "commitInfo" in a and is_batch]
+    for name, partition in files.items():
+        table.rows += [{**row, **partition} for row in pq.ParquetFile(path / name).read().to_pylist()]
+    return table
+
+
+def ranges_defects(notes: Iterable[dict[str, Any]], topic: str) -> list[str]:
+    """I2: the ranges of the commits are gapless and do not overlap; epochs and identities never go back."""
+    defects: list[str] = []
+    ends: dict[str, int] = {}
+    epoch = 0
+    identities = set()
+    for note in notes:
+        ranges = note["topics"][topic]
+        identities.add((note["cluster_id"], ranges["topic_id"], note["write_id"]))
+        if note["epoch"] < epoch:
+            defects.append(f"epoch went back from {epoch} to {note['epoch']}")
+        epoch = max(epoch, note["epoch"])
+        for partition, (start, end) in ranges["offsets"].items():
+            expected = ends.get(partition, 0)
+            if start != expected:
+                kind = "overlap" if start < expected else "gap"
+                defects.append(f"{kind}: partition {partition} goes on at {start}, not at {expected}")
+            ends[partition] = end
+    if len(identities) > 1:
+        defects.append(f"commits of {len(identities)} identities: {sorted(identities)}")
+    return defects
+
+
+def coverage_defects(rows: Iterable[dict[str, Any]], records: Iterable[Record]) -> list[str]:
+    """I1: each offset is there exactly once."""
+    landed = Counter((row["partition"], row["offset"]) for row in rows)
+    wanted = {(record.partition, record.offset) for record in records}
+    twice = sorted(at for at, times in landed.items() if times > 1)
+    return [
+        *(f"lost: partition {p} offset {o}" for p, o in sorted(wanted - set(landed))),
+        *(f"invented: partition {p} offset {o}" for p, o in sorted(set(landed) - wanted)),
+        *(f"double: partition {p} offset {o}" for p, o in twice),
+    ]
+
+
+def content_defects(source: str, rows: Iterable[dict[str, Any]], records: Iterable[Record]) -> list[str]:
+    """Each row says what its record says: the same columns, or a reason and the raw bytes."""
+    by_offset = {(record.partition, record.offset): record for record in records}
+    defects = []
+    for row in rows:
+        at = (row["partition"], row["offset"])
+        if at not in by_offset:
+            continue
+        record = by_offset[at]
+        event = oracle.accept(source, record)
+        if event is None:
+            if row["reason"] is None or row["raw"] != record.value or row["raw_key"] != record.key:
+                defects.append(f"{at}: {record.value!r} should be rejected, with its bytes: {row}")
+        elif row["reason"] is not None:
+            defects.append(f"{at}: {record.value!r} should be accepted, reason={row['reason']!r}")
+        elif {name: row[name] for name in event.columns} != event.columns or _ms(row["event_time"]) != event.event_ms:
+            defects.append(f"{at}: {row} is not {event.columns} at {event.event_ms}")
+    return defects
+
+
+def landed_defects(lake: Path, source: str, records: list[Record]) -> list[str]:
+    """Everything that can be wrong with `events/<source>`."""
+    table = read_table(lake / "events" / source)
+    return [
+        *ranges_defects(table.notes, source),
+        *coverage_defects(table.rows, records),
+        *content_defects(source, table.rows, records),
+    ]
+
+
+def live_defects(lake: Path, pipeline: str, records: list[Record]) -> list[str]:
+    """Every row of `live/<pipeline>` is what the events counted so far make it: batch after batch."""
+    table = read_table(lake / "live" / pipeline)
+    return [*ranges_defects(table.notes, oracle.SOURCE_OF[pipeline]), *rows_defects(pipeline, table.rows, records)]
+
+
+def rows_defects(pipeline: str, rows: list[dict[str, Any]], records: list[Record]) -> list[str]:
+    """Replay the batch rows: which events each counted, and what every touched window must then say."""
+    by_partition: dict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        by_partition[record.partition].append(record)
+    states: dict[tuple[int, str], State] = defaultdict(State)
+    defects = []
+    batches = [row for row in rows if row["slice"] == BATCHES]
+    if len({row["batch"] for row in batches}) != len(batches):
+        defects.append("a batch is written twice")
+    for batch in sorted(batches, key=lambda row: row["batch"]):
+        counted = _in_ranges(by_partition, json.loads(batch["offsets"]))
+        touched = _count(pipeline, counted, _ms(batch["watermark"]), states)
+        written = [row for row in rows if row["batch"] == batch["batch"] and row["slice"] != BATCHES]
+        found = [f"batch {batch['batch']}: {defect}" for defect in _batch_defects(pipeline, written, touched, states)]
+        defects += found
+    return defects
+
+
+def _count(
+    pipeline: str, records: list[Record], watermark_ms: int, states: dict[tuple[int, str], State]
+) -> set[tuple[int, str]]:
+    """Add the records that the batch counted, and say which windows and keys they touched."""
+    size_ms, slide_ms = oracle.SHAPES[pipeline]
+    touched = set()
+    for record in records:
+        event = oracle.accept(oracle.SOURCE_OF[pipeline], record)
+        if event is None or event.event_ms > record.arrival_ms + WATERMARK_DELAY_MS:
+            continue
+        open_windows = [s for s in oracle.windows_of(event.event_ms, size_ms, slide_ms) if s + size_ms > watermark_ms]
+        for at in ((start, part) for start in open_windows for part in oracle.contributions(pipeline, event)):
+            start, (key, amount) = at
+            states[start, key].total += amount
+            states[start, key].events += 1
+            touched.add((start, key))
+    return touched
+
+
+def _batch_defects(
+    pipeline: str, rows: list[dict[str, Any]], touched: set[tuple[int, str]], states: dict[tuple[int, str], State]
+) -> list[str]:
+    key_column = "word" if pipeline == "word_count" else "key"
+    found = {(_ms(row["window_start"]), row[key_column]): row for row in rows}
+    defects = ["a window is written twice"] if len(found) != len(rows) else []
+    defects += [f"no row for {at}" for at in sorted(touched - set(found))]
+    defects += [f"row for {at} without an event" for at in sorted(set(found) - touched)]
+    for at in sorted(touched & set(found)):
+        wanted = oracle.measures(pipeline, states[at])
+        if {name: found[at][name] for name in wanted} != wanted:
+            defects.append(f"{at}: {found[at]} should be {wanted}")
+    return defects
+
+
+def current_windows(pipeline: str, rows: list[dict[str, Any]]) -> dict[tuple[int, str], dict[str, Any]]:
+    """The newest row of each window and key, by epoch, then batch."""
+    key_column = "word" if pipeline == "word_count" else "key"
+    windows = [row for row in rows if row["slice"] != BATCHES]
+    windows.sort(key=lambda row: (row["epoch"], row["batch"]))
+    return {(_ms(row["window_start"]), row[key_column]): row for row in windows}
+
+
+def _in_ranges(by_partition: dict[int, list[Record]], ranges: dict[str, list[int]]) -> list[Record]:
+    return [
+        record
+        for partition, (start, end) in ranges.items()
+        for record in by_partition[int(partition)]
+        if start <= record.offset < end
+    ]
+
+
+def _ms(moment: datetime) -> int:
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return round(aware.timestamp() * 1000)

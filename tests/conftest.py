@@ -1,0 +1,78 @@
+"""Real parts for all tests: a broker of one's own, a Spark session that is shared, a lake in a temporary folder."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from jobs import pipelines
+from jobs.connectors import kafka, topics
+from jobs.settings import KafkaSettings, Settings
+from local.broker import Broker
+from tests.oracle import Record
+
+os.environ["SPARK_DRIVER_MEMORY"] = "1g"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs one Spark session runs together, the quick tests first."""
+    items.sort(key=lambda item: ("faults" in item.keywords, "integration" in item.keywords, "spark" in item.keywords))
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """One session for every test that kills nothing."""
+    from jobs import session
+
+    settings = replace(Settings.from_env({}), spark_master="local[2]")
+    spark = session.build(settings, "tests")
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker for the tests of one file."""
+    with Broker(home=tmp_path_factory.mktemp("broker")) as started:
+        yield started
+
+
+@pytest.fixture
+def settings(broker: Broker, tmp_path: Path) -> Settings:
+    """A lake of one's own on that broker, its topics new and empty."""
+    kafka_settings = KafkaSettings(bootstrap=broker.bootstrap)
+    renew_topics(kafka_settings)
+    return replace(
+        Settings.from_env({}),
+        kafka=kafka_settings,
+        lake_root=tmp_path / "lake",
+        spark_master="local[2]",
+        shuffle_partitions=2,
+    )
+
+
+def renew_topics(kafka_settings: KafkaSettings) -> None:
+    """Delete and create every topic of the definitions."""
+    with kafka.admin(kafka_settings) as client:
+        there = [name for name in client.list_topics() if not name.startswith("__")]
+        if there:
+            client.delete_topics(there)
+        topics.apply(client, topics.survey(client, pipelines.topics()))
+
+
+@pytest.fixture
+def produce(broker: Broker) -> Callable[[str, list[Record]], None]:
+    """Send records as they are given."""
+
+    def send(topic: str, records: list[Record]) -> None:
+        producer = KafkaProducer(bootstrap_servers=broker.bootstrap, max_request_size=2 * 1024 * 1024)
+        for record in records:
+            partition = record.partition if record.partition >= 0 else None
+            producer.send(topic, record.value, key=record.key, headers=list(record.headers), partition=partition)
+        producer.flush()
+        producer.close()
+
+    return send

@@ -1,0 +1,54 @@
+"""Drivers as real processes, to be killed."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs.settings import Settings
+
+DEADLINE_SECONDS = 120.0
+
+
+def environment(settings: Settings, **extra: str) -> dict[str, str]:
+    """The environment in which a job run by hand has these settings."""
+    return {
+        **os.environ,
+        **settings.kafka.as_env(),
+        "LAKE_ROOT": str(settings.lake_root),
+        "TIDELINE_JARS": str(settings.jars),
+        "SPARK_MASTER": settings.spark_master,
+        "SPARK_SHUFFLE_PARTITIONS": str(settings.shuffle_partitions),
+        **extra,
+    }
+
+
+def start(settings: Settings, *arguments: str, log: Path, **extra: str) -> subprocess.Popen[bytes]:
+    """Start `python -m jobs ...` as a user would, in a session of its own."""
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", "jobs", *arguments],
+            env=environment(settings, **extra),
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def finish(driver: subprocess.Popen[bytes], log: Path, seconds: float = DEADLINE_SECONDS) -> int:
+    """Its exit code; the log says what happened if there is none in time."""
+    try:
+        return driver.wait(seconds)
+    except subprocess.TimeoutExpired:
+        driver.kill()
+        raise AssertionError(f"still running after {seconds} s:\n{log.read_text()[-4000:]}") from None
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    """Poll a condition until its deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.1)

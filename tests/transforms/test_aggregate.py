@@ -1,0 +1,80 @@
+"""The shared plan against the oracle: any order of the events gives the same windows."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.spec import RefusedDefinitionError
+from jobs.transforms.aggregate import aggregate
+from tests import oracle
+from tests.oracle import Event, Record
+
+pytestmark = pytest.mark.spark
+
+T0 = 1_790_000_000_000
+NOTHING = Record(arrival_ms=0, value=None)
+_values = st.decimals(min_value=-(10**11), max_value=10**11, places=6)
+_moments = st.integers(T0 - 5000, T0 + 5000)
+_numbers = st.builds(
+    lambda ms, key, value: Event(ms, {"key": key, "value": value}, NOTHING), _moments, st.sampled_from("abc"), _values
+)
+_words = st.text(alphabet="aAbBéÉßżŻжЖ中0_ -,.!\t'", max_size=12)
+_lines = st.builds(lambda ms, text: Event(ms, {"text": text}, NOTHING), _moments, _words)
+CASES = {"rolling_sum": _numbers, "rolling_sum_sliding": _numbers, "word_count": _lines}
+COLUMNS = {"numbers": "key string, value decimal(18,6)", "lines": "text string"}
+
+
+def found(spark: SparkSession, pipeline: str, events: list[Event]) -> dict[tuple[int, str], dict[str, Any]]:
+    source = oracle.SOURCE_OF[pipeline]
+    rows = [(datetime.fromtimestamp(e.event_ms / 1000, UTC), *e.columns.values()) for e in events]
+    frame = spark.createDataFrame(rows, f"event_time timestamp, {COLUMNS[source]}")
+    definition = PIPELINES[pipeline]
+    answer = {}
+    for row in aggregate(frame, definition).collect():
+        start = round(row.window_start.replace(tzinfo=UTC).timestamp() * 1000)
+        at = (start, row[definition.keys[0]])
+        assert at not in answer
+        assert row.slice == datetime.fromtimestamp(start // 60_000 * 60, UTC).strftime("%Y%m%dT%H%M%SZ")
+        answer[at] = {measure.name: row[measure.name] for measure in definition.measures}
+    return answer
+
+
+@pytest.mark.parametrize("pipeline", CASES)
+def test_equals_the_oracle_in_any_order(spark: SparkSession, pipeline: str) -> None:
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(CASES[pipeline], max_size=40), st.randoms(use_true_random=False))
+    def judge(events: list[Event], chance: Any) -> None:
+        shuffled = list(events)
+        chance.shuffle(shuffled)
+        assert found(spark, pipeline, shuffled) == oracle.aggregate(pipeline, events)
+
+    judge()
+
+
+def test_words_of_many_scripts_stay_whole(spark: SparkSession) -> None:
+    text = "Größe naïve слово हिन्दी don't under_score 42 😀 ΣΑΣ"
+    words = found(spark, "word_count", [Event(T0, {"text": text}, NOTHING)])
+    expected = ["größe", "naïve", "слово", "हिन्दी", "don", "t", "under_score", "42", "σας"]
+    assert sorted(word for _, word in words) == sorted(expected)
+
+
+def test_the_sum_of_the_largest_values_is_exact(spark: SparkSession) -> None:
+    largest = Decimal("999999999999.999999")
+    (row,) = found(spark, "rolling_sum", [Event(T0, {"key": "k", "value": largest}, NOTHING)] * 1000).values()
+    assert row["total"] == largest * 1000
+
+
+def test_a_double_that_the_transform_makes_is_refused(spark: SparkSession) -> None:
+    loose = replace(
+        PIPELINES["rolling_sum"], transform="SELECT event_time, key, CAST(value AS FLOAT) AS value FROM {numbers}"
+    )
+    frame = spark.createDataFrame([], f"event_time timestamp, {COLUMNS['numbers']}")
+    with pytest.raises(RefusedDefinitionError, match="DOUBLE"):
+        aggregate(frame, loose)

@@ -1,0 +1,171 @@
+"""What is accepted, what is rejected and why: by hand for each kind, and against a naive parser."""
+
+import json
+import time
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+
+from jobs.pipelines import SOURCES
+from jobs.transforms.parse import parse
+from tests import dirty, oracle
+from tests.oracle import Record
+
+pytestmark = pytest.mark.spark
+
+NOW = int(time.time() * 1000)
+SCHEMA = (
+    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>"
+)
+
+
+def frame(spark: SparkSession, records: list[Record]) -> DataFrame:
+    rows = [
+        ("t", r.partition, n, datetime.fromtimestamp(r.arrival_ms / 1000, UTC), r.key, r.value, list(r.headers) or None)
+        for n, r in enumerate(records)
+    ]
+    return spark.createDataFrame(rows, SCHEMA)
+
+
+def parsed(spark: SparkSession, source: str, *values: bytes | None, key: bytes | None = b"k") -> list[dict]:
+    records = [Record(arrival_ms=NOW, key=key, value=value) for value in values]
+    return [row.asDict() for row in parse(frame(spark, records), SOURCES[source]).collect()]
+
+
+NUMBERS = [
+    ('{"id":1,"ts":%d,"value":1.5}', None),
+    (' { "value" : 1.5 , "ts" : %d , "id" : 1 } ', None),
+    ('{"id":1,"ts":%d,"value":1.5,"more":{"value":"2"}}', None),
+    ('{"id":1,"ts":%d,"value":-1e-6}', None),
+    ('{"id":1,"ts":%d,"value":0.0000010}', None),
+    ('{"id":1,"ts":%d,"value":1e12}', "does not fit: value"),
+    ('{"id":1,"ts":%d,"value":1.00000000000000000000000000000001}', "does not fit: value"),
+    ('{"id":1,"ts":%d,"value":1e-40}', "does not fit: value"),
+    ('{"id":1,"ts":%d,"value":"1.5"}', "wrong type: value"),
+    ('{"id":1,"ts":%d,"value":true}', "wrong type: value"),
+    ('{"id":1,"ts":%d,"value":null}', "missing: value"),
+    ('{"id":1,"ts":%d}', "missing: value"),
+    ('{"id":1.0,"ts":%d,"value":1}', "wrong type: id"),
+    ('{"id":9223372036854775808,"ts":%d,"value":1}', "does not fit: id"),
+    ('{"id":1,"ts":%d.5,"value":1}', "wrong type: ts"),
+    ('{"id":1,"ts":-%d,"value":1}', "event time too old"),
+    ('{"id":1,"ts":9%d,"value":1}', "event time too far ahead"),
+    ('{"id":1,"ts":%d,"value":1', "malformed JSON"),
+    ('{"id":1,"ts":%d,"value":1}}', "malformed JSON"),
+    ('{"id":1,"ts":%d,"value":1},{"id":1}', "malformed JSON"),
+    ('{"id":1,"ts":%d,"value":1},1', "malformed JSON"),
+    ('{"id":1,"ts":%d,"value":1}]', "malformed JSON"),
+    ('[{"id":1,"ts":%d,"value":1}]', "malformed JSON"),
+    ('"id %d"', "malformed JSON"),
+    ("{'id':1,'ts':%d,'value':1}", "malformed JSON"),
+    ('{"id":1,"ts":%d,"value":123456789012.1234567}', "does not fit: value"),
+    ('{"id":1,"ts":%d,"value":1234567890123.456789e-1}', "does not fit: value"),
+    ('{"id":1,"ts":%d,"value":1.234567890123456E11}', None),
+    ('{"id":1,"ts":%d,"value":1e400}', "does not fit: value"),
+]
+
+
+def test_numbers(spark: SparkSession) -> None:
+    values = [(text % NOW).encode() for text, _ in NUMBERS]
+    rows = parsed(spark, "numbers", *values)
+    assert [(text, row["reason"]) for (text, _), row in zip(NUMBERS, rows, strict=True)] == NUMBERS
+    for value, row in zip(values, rows, strict=True):
+        accepted = row["reason"] is None
+        assert (row["raw"], row["raw_key"]) == ((None, None) if accepted else (value, b"k"))
+        assert (row["event_time"] is not None) == accepted
+
+
+def test_bytes_that_are_no_text_and_keys(spark: SparkSession) -> None:
+    good = b'{"id":1,"ts":%d,"value":1}' % NOW
+    assert [row["reason"] for row in parsed(spark, "numbers", None, b"\xff", b"", good)] == [
+        "null value",
+        "invalid UTF-8",
+        "malformed JSON",
+        None,
+    ]
+    assert parsed(spark, "numbers", good, key=None)[0]["reason"] == "no key"
+    assert parsed(spark, "numbers", good, key=b"\xff")[0]["reason"] == "invalid UTF-8: key"
+    assert parsed(spark, "clicks", b'{"user":"u","ts":%d,"page":"p"}' % NOW, key=None)[0]["reason"] is None
+
+
+LINES = [
+    ("%d,d,m,1.5", None),
+    ('%d,"d, ""quoted""",m,-2\r\n', None),
+    ("%d,d,m", "malformed CSV"),
+    ("%d,d,m,1,2", "malformed CSV"),
+    ("%d,d,m,1\n%d,d,m,2", "malformed CSV"),
+    ('%d,d,m,"1,000"', "wrong type: value"),
+    ("%d,d,m,NaN", "wrong type: value"),
+    ("%d,d,m,1e400", "does not fit: value"),
+    ("%d,d,m,0.1234567", "does not fit: value"),
+    ("%d,,m,1", "missing: device"),
+    ("%d.0,d,m,1", "wrong type: ts"),
+    ("", "missing: ts"),
+]
+
+
+def test_raw_data(spark: SparkSession) -> None:
+    rows = parsed(spark, "raw_data", *(line.replace("%d", str(NOW)).encode() for line, _ in LINES))
+    assert [(line, row["reason"]) for (line, _), row in zip(LINES, rows, strict=True)] == LINES
+
+
+def test_lines_take_their_time_from_the_header_else_from_the_arrival(spark: SparkSession) -> None:
+    stamps = [None, str(NOW - 5000).encode(), b"soon", b"1e3", str(NOW - 10**10).encode()]
+    records = [Record(arrival_ms=NOW, value=b"hello", headers=(("ts", s),) if s else ()) for s in stamps]
+    records.append(Record(arrival_ms=NOW, value=b"hello", headers=(("other", b"1"),)))
+    rows = parse(frame(spark, records), SOURCES["lines"]).collect()
+    wrong = "wrong type: header ts"
+    assert [row.reason for row in rows] == [None, None, wrong, wrong, "event time too old", None]
+    ages = [(row.arrival_time - row.event_time).total_seconds() for row in rows if row.event_time]
+    assert ages == [0, 5, 0]
+
+
+def test_strings_must_be_strings(spark: SparkSession) -> None:
+    texts = [
+        '{"user":5,"ts":%d,"page":"p"}',
+        '{"user":["u"],"ts":%d,"page":"p"}',
+        '{"user":"u{","ts":%d,"page":"\\"p"}',
+    ]
+    rows = parsed(spark, "clicks", *((text % NOW).encode() for text in texts))
+    assert [row["reason"] for row in rows] == ["wrong type: user", "wrong type: user", None]
+
+
+def judge(spark: SparkSession, source: str, records: list[Record]) -> None:
+    rows = parse(frame(spark, records), SOURCES[source]).collect()
+    for record, row in zip(records, rows, strict=True):
+        event = oracle.accept(source, record)
+        assert (row.reason is None) == (event is not None), (record, row)
+        if event:
+            assert {name: row[name] for name in event.columns} == event.columns, (record, row)
+            assert row.event_time.replace(tzinfo=UTC).timestamp() * 1000 == pytest.approx(event.event_ms, abs=0.01)
+
+
+def test_every_kind_of_dirt_is_judged_as_the_oracle_does(spark: SparkSession) -> None:
+    judge(spark, "numbers", dirty.records(NOW, each=8, seed=7))
+
+
+_numbers = st.one_of(
+    st.integers(),
+    st.decimals(allow_nan=False, allow_infinity=False, places=6).map(float),
+    st.floats(),
+    st.text(),
+    st.none(),
+    st.booleans(),
+)
+_stamps = st.one_of(st.integers(NOW - 10**6, NOW + 10**5), st.integers(), st.floats(), st.text(max_size=3))
+_documents = st.fixed_dictionaries(
+    {}, optional={"id": st.one_of(st.integers(), _numbers), "ts": _stamps, "value": _numbers, "more": _numbers}
+).map(lambda document: json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+_near_misses = st.builds(
+    lambda text, cut, junk: text[: len(text) - cut] + junk, _documents, st.integers(0, 3), st.binary(max_size=3)
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.one_of(_documents, _near_misses), min_size=60, max_size=60))
+def test_numbers_like_the_naive_parser(spark: SparkSession, values: list[bytes]) -> None:
+    judge(spark, "numbers", [Record(arrival_ms=NOW, value=value) for value in values])
