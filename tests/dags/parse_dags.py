@@ -14,9 +14,10 @@ DAGS = Path(__file__).parents[2] / "dags"
 def main() -> None:
     seconds, found, errors = {}, {}, {}
     for file in sorted(DAGS.glob("*.py")):
-        began = time.perf_counter()
+        # The processor's time, not the clock's: what else runs on the machine does not count.
+        began = time.process_time()
         bag = DagBag(dag_folder=str(file))
-        seconds[file.name] = time.perf_counter() - began
+        seconds[file.name] = time.process_time() - began
         errors.update({str(path): str(error) for path, error in bag.import_errors.items()})
         for dag in bag.dags.values():
             found[dag.dag_id] = {
