@@ -26,7 +26,7 @@ down: $(INSTALLED) ## Stop the platform and everything it started
 	@$(BIN)/tideline down $(ARGS)
 
 status: $(INSTALLED) ## Show the platform's parts, health and memory
-	@$(BIN)/tideline status $(ARGS)
+	@$(BIN)/tideline status $(ARGS) || true
 
 doctor: $(INSTALLED) ## Check Java, versions, ports, disk and jars
 	@$(BIN)/tideline doctor $(ARGS)
