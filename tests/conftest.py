@@ -69,10 +69,12 @@ def produce(broker: Broker) -> Callable[[str, list[Record]], None]:
 
     def send(topic: str, records: list[Record]) -> None:
         producer = KafkaProducer(bootstrap_servers=broker.bootstrap, max_request_size=2 * 1024 * 1024)
-        for record in records:
-            partition = record.partition if record.partition >= 0 else None
-            producer.send(topic, record.value, key=record.key, headers=list(record.headers), partition=partition)
-        producer.flush()
-        producer.close()
+        try:
+            for record in records:
+                partition = record.partition if record.partition >= 0 else None
+                producer.send(topic, record.value, key=record.key, headers=list(record.headers), partition=partition)
+            producer.flush()
+        finally:
+            producer.close()
 
     return send

@@ -64,8 +64,11 @@ def _records(now_ms: int, *, each: int, seed: int, kinds: dict[str, Make]) -> It
     names = [name for name in kinds for _ in range(each if name != "one MiB" else max(1, each // 20))]
     chance.shuffle(names)
     for n, name in enumerate(names):
-        key = None if n % 97 == 0 else b"\xff" if n % 89 == 0 else f"series-{chance.randrange(7)}".encode()
-        record = Record(partition=-1, arrival_ms=now_ms, key=key, value=kinds[name](n, now_ms, chance))
+        value = kinds[name](n, now_ms, chance)
+        # The client sends no record without key and value.
+        keyless = n % 97 == 0 and value is not None
+        key = None if keyless else b"\xff" if n % 89 == 0 else f"series-{chance.randrange(7)}".encode()
+        record = Record(partition=-1, arrival_ms=now_ms, key=key, value=value)
         yield record
         if n % 10 == 0:
             yield record

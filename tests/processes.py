@@ -1,12 +1,17 @@
 """Drivers as real processes, to be killed."""
 
+import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from jobs.connectors.control import STALE_SECONDS
+from jobs.pipelines.spec import control_of
 from jobs.settings import Settings
 
 DEADLINE_SECONDS = 120.0
@@ -44,6 +49,18 @@ def finish(driver: subprocess.Popen[bytes], log: Path, seconds: float = DEADLINE
     except subprocess.TimeoutExpired:
         driver.kill()
         raise AssertionError(f"still running after {seconds} s:\n{log.read_text()[-4000:]}") from None
+
+
+def signal_group(driver: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal the Python driver and its JVM at once; nothing happens if both are gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(driver.pid, number)
+
+
+def lease_is_stale(settings: Settings, job: str) -> bool:
+    """Whether a successor may take over from a driver that has stopped beating."""
+    beat = json.loads((settings.lake_root / control_of(job) / "heartbeat").read_text())
+    return time.time() - float(beat["time"]) > STALE_SECONDS
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:

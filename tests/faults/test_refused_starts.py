@@ -1,0 +1,151 @@
+"""What must never begin: a checkpoint, a table and a topic that tell different stories. Refused, with the reason.
+
+Every start here is real and ends before Spark does: that is the point.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kafka import TopicPartition
+from pyspark.sql import SparkSession
+
+from jobs import ingest, live
+from jobs.connectors import kafka
+from jobs.pipelines import PIPELINES
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from tests import checker, oracle
+from tests.conftest import renew_topics
+from tests.oracle import Record
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+Produce = Callable[[str, list[Record]], None]
+SUM = PIPELINES["rolling_sum"]
+
+
+def numbers(count: int) -> list[Record]:
+    now = int(time.time() * 1000)
+    values = (b'{"id":%d,"ts":%d,"value":%d}' % (n, now, n) for n in range(count))
+    return [Record(partition=-1, arrival_ms=0, key=b"k%d" % (n % 9), value=value) for n, value in enumerate(values)]
+
+
+@pytest.fixture
+def drained(spark: SparkSession, settings: Settings, produce: Produce) -> Settings:
+    """`ingest` and `rolling_sum` have read 1,200 records in two batches and stopped."""
+    for _ in range(2):
+        produce("numbers", numbers(600))
+        ingest.run(settings, until_caught_up=True)
+        live.run(settings, SUM, until_caught_up=True)
+    return settings
+
+
+def refusal(run: Callable[[], None]) -> str:
+    with pytest.raises(Refusal) as raised:
+        run()
+    return str(raised.value)
+
+
+def digest(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_refused_with_the_reason_and_nothing_touched(
+    spark: SparkSession, drained: Settings, produce: Produce, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    shutil.copytree(drained.lake_root, kept)
+
+    def again(damage: Callable[[Path], object], *wanted: str) -> None:
+        """Damage the lake, start both jobs, see both refused, and restore it."""
+        damage(drained.lake_root)
+        before = [digest(drained.lake_root / name) for name in ("events", "live", "checkpoints")]
+        said = [
+            refusal(lambda: ingest.run(drained, until_caught_up=True)),
+            refusal(lambda: live.run(drained, SUM, until_caught_up=True)),
+        ]
+        for reason in said:
+            assert any(text in reason for text in wanted), reason
+        assert before == [digest(drained.lake_root / name) for name in ("events", "live", "checkpoints")]
+        shutil.rmtree(drained.lake_root)
+        shutil.copytree(kept, drained.lake_root)
+
+    def both(change: Callable[[Path], object]) -> Callable[[Path], None]:
+        return lambda lake: [change(lake / "checkpoints" / name) for name in ("ingest/numbers", "rolling_sum")] and None
+
+    again(both(shutil.rmtree), "the checkpoint is gone")
+    again(both(lambda path: (path / "metadata").unlink()), "damaged")
+    again(both(lambda path: (path / "metadata").write_text("{")), "damaged")
+    again(both(lambda path: (path / "offsets" / "1").write_text("v1\n")), "damaged")
+    again(both(lambda path: truncate(path / "offsets" / "1")), "damaged")
+    again(both(lambda path: flip(path / "offsets" / "1")), "damaged", "another moment", "from the same moment")
+    again(both(lambda path: (path / "offsets" / "1").unlink()), "damaged")
+    again(both(lambda path: truncate(path / "commits" / "1")), "damaged")
+    again(both(roll_back), "another moment")
+    again(delete_tables, "the table was deleted")
+    again(lambda lake: roll_back_tables(lake), "another moment")
+    check_topics_that_changed(drained, kept, produce)
+    ends_well(drained, produce)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-7])
+    crc(file)
+
+
+def flip(file: Path) -> None:
+    """One digit of an offset, with a checksum that fits: only the table can tell."""
+    text = file.read_text()
+    head, _, offsets = text.rstrip().rpartition("\n")
+    digit = max(index for index, char in enumerate(offsets) if char.isdigit())
+    file.write_text(f"{head}\n{offsets[:digit]}{(int(offsets[digit]) + 1) % 10}{offsets[digit + 1 :]}")
+    crc(file)
+
+
+def crc(file: Path) -> None:
+    (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
+
+
+def roll_back(checkpoint: Path) -> None:
+    """As from a backup: the last batch is gone from the checkpoint."""
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder / "1").unlink()
+
+
+def delete_tables(lake: Path) -> None:
+    for name in ("events/numbers", "live/rolling_sum"):
+        shutil.rmtree(lake / name)
+
+
+def roll_back_tables(lake: Path) -> None:
+    for name in ("events/numbers", "live/rolling_sum"):
+        newest = max((lake / name / "_delta_log").glob("*.json"))
+        newest.unlink()
+
+
+def check_topics_that_changed(settings: Settings, kept: Path, produce: Produce) -> None:
+    """Records deleted before they were read; the topic re-created, shorter and then longer than our offsets."""
+    produce("numbers", numbers(300))
+    with kafka.admin(settings.kafka) as client:
+        ends = kafka.states(client, ["numbers"])["numbers"].latest
+        client.delete_records({TopicPartition("numbers", number): end for number, end in ends.items()})
+    for run in (lambda: ingest.run(settings), lambda: live.run(settings, SUM)):
+        assert "were deleted before they were read" in refusal(run)
+    renew_topics(settings.kafka)
+    for count in (10, 5000):
+        produce("numbers", numbers(count))
+        for run in (lambda: ingest.run(settings), lambda: live.run(settings, SUM)):
+            assert "was re-created" in refusal(run)
+    assert digest(kept / "events") == digest(settings.lake_root / "events")
+
+
+def ends_well(settings: Settings, produce: Produce) -> None:
+    """A lake of its own reads the new topic: only the old one is refused."""
+    shutil.rmtree(settings.lake_root)
+    ingest.run(settings, until_caught_up=True)
+    records = oracle.read_topic(settings.kafka.bootstrap, "numbers")
+    assert len(records) == 5010
+    assert checker.landed_defects(settings.lake_root, "numbers", records) == []
