@@ -46,7 +46,8 @@ _WARM_UP_SHARE = 0.2
 _FRESH_RATE = 1_000
 _FRESH_WARM_UP_SECONDS = 30
 _PROBES_PER_SECOND = 4
-_POLL_SECONDS = 0.02
+# Asking more often would take the core that the stream needs.
+_POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 900
 
 Report = Callable[[str], object]

@@ -5,6 +5,7 @@ It has no public way to take a finished batch, so this module knows its accumula
 pinned, and tests send through a real broker.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -21,6 +22,9 @@ from kafka.record.util import encode_varint
 from jobs.connectors.kafka import client_options
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
+
+# Building batches keeps the interpreter busy, and kafka-python's thread warns whenever it had to wait a moment.
+logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 
 BATCH_BYTES = 512 * 1024
 _BATCHES_UNDER_WAY = 12

@@ -26,9 +26,8 @@ START_MS = 1_763_465_000_000
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
-    with Broker(home=tmp_path_factory.mktemp("traffic")) as broker:
-        yield KafkaSettings(bootstrap=broker.bootstrap)
+def kafka(broker: Broker) -> KafkaSettings:
+    return KafkaSettings(bootstrap=broker.bootstrap)
 
 
 @pytest.fixture
