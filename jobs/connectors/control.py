@@ -5,6 +5,7 @@ together cannot both win, and a driver that was overtaken sees it by one look fo
 """
 
 import json
+import logging
 import os
 import socket
 import tempfile
@@ -18,27 +19,34 @@ import psutil
 
 from jobs.refusal import Refusal
 
+log = logging.getLogger(__name__)
+
 BEAT_SECONDS = 2.0
 STALE_SECONDS = 10.0
 _KEPT_LEASES = 5
+# Two readings of one process's start differ by the clock's corrections between two looks at the clock.
+_SAME_START_SECONDS = 1.5
 
 
-class LeaseLostError(Exception):
+class LeaseLostError(Refusal):
     """A newer epoch exists: this driver must commit nothing more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The process that holds a lease; its start time tells it from a later process with the same id."""
+    """The process that holds a lease; its start time tells it from a later process with the same id.
+
+    ``started_seconds`` counts from the boot of the machine: a clock that is set anew does not move it.
+    """
 
     host: str
     pid: int
-    started: float
+    started_seconds: float
 
     @classmethod
     def this_process(cls) -> "Owner":
         """The driver that asks."""
-        return cls(host=socket.gethostname(), pid=os.getpid(), started=psutil.Process().create_time())
+        return cls(host=socket.gethostname(), pid=os.getpid(), started_seconds=_started_seconds(psutil.Process()))
 
     def is_gone(self) -> bool:
         """True if it is known to be dead: only a process of this machine can be."""
@@ -46,9 +54,14 @@ class Owner:
             return False
         try:
             process = psutil.Process(self.pid)
-            return process.create_time() != self.started or process.status() == psutil.STATUS_ZOMBIE
+            other = abs(_started_seconds(process) - self.started_seconds) > _SAME_START_SECONDS
+            return other or process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
+
+
+def _started_seconds(process: psutil.Process) -> float:
+    return float(process.create_time() - psutil.boot_time())
 
 
 class Lease:
@@ -72,8 +85,12 @@ class Lease:
         try:
             taken = {"owner": asdict(Owner.this_process()), "time": time.time()}
             write_new(_lease_file(folder, epoch + 1), json.dumps(taken))
+            # One that slept since its look at the newest epoch may find its file already pruned.
+            overtaken = newest_epoch(folder) > epoch + 1
         except FileExistsError:
-            raise Refusal(f"another driver of {job!r} started at the same moment and holds the lease") from None
+            overtaken = True
+        if overtaken:
+            raise Refusal(f"another driver of {job!r} started at the same moment and holds the lease")
         lease._beat(time.time())
         lease._beating.start()
         for old in range(max(1, epoch - _KEPT_LEASES), epoch - _KEPT_LEASES + 1):
@@ -96,7 +113,11 @@ class Lease:
         while not self._ended.wait(BEAT_SECONDS):
             if newest_epoch(self.folder) > self.epoch:
                 return
-            self._beat(time.time())
+            try:
+                self._beat(time.time())
+            except OSError:
+                # A full disk may pass: one that beats no more would be taken for dead.
+                log.warning("no heartbeat could be written to %s", self.folder, exc_info=True)
 
     def _beat(self, now: float) -> None:
         replace(self.folder / "heartbeat", json.dumps({"epoch": self.epoch, "time": now}))
@@ -128,7 +149,7 @@ def _last_sign(folder: Path, epoch: int, lease: dict[str, Any]) -> float:
     """When the holder last showed itself; a released lease says 0."""
     try:
         beat = json.loads((folder / "heartbeat").read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return float(lease["time"])
     return float(beat["time"] if beat["epoch"] == epoch else lease["time"])
 
@@ -149,6 +170,13 @@ def replace(file: Path, text: str) -> None:
 
 def _write_beside(file: Path, text: str) -> Path:
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".")
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+            stream.flush()
+            # Else a power cut can leave the name without its content.
+            os.fsync(handle)
+    except OSError:
+        Path(name).unlink()
+        raise
     return Path(name)
