@@ -1,6 +1,9 @@
 """What Spark wrote into a checkpoint: which offsets it planned, which batches it committed."""
 
 import json
+import uuid
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,9 @@ from typing import Any
 from jobs.refusal import Refusal
 
 Offsets = dict[str, dict[int, int]]
+
+# Whatever damage makes of a JSON document: another type, a key that is gone, an infinite number.
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +43,8 @@ class Checkpoint:
     def query_id(self) -> str:
         """The identity that every write of this checkpoint carries; a new checkpoint has a new one."""
         try:
-            return str(json.loads(self._metadata.read_text())["id"])
-        except (OSError, ValueError, KeyError) as error:
+            return str(uuid.UUID(json.loads(_read(self._metadata))["id"]))
+        except _DAMAGE as error:
             raise self._damaged(self._metadata, error) from error
 
     def last_planned(self) -> int | None:
@@ -53,17 +59,15 @@ class Checkpoint:
         """The plan of one batch."""
         file = self.path / "offsets" / str(batch)
         try:
-            version, metadata, *offsets = file.read_text().splitlines()
-            if version != "v1":
-                raise ValueError(f"unknown format {version!r}")
+            metadata, *offsets = _lines(_read(file))
             head = json.loads(metadata)
             return Planned(
                 batch=batch,
-                timestamp_ms=int(head["batchTimestampMs"]),
-                watermark_ms=int(head["batchWatermarkMs"]),
+                timestamp_ms=_whole(head["batchTimestampMs"]),
+                watermark_ms=_whole(head["batchWatermarkMs"]),
                 ends=_offsets(json.loads(line) for line in offsets if line != "-"),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except _DAMAGE as error:
             raise self._damaged(file, error) from error
 
     def starts(self, batch: int) -> Offsets:
@@ -72,8 +76,8 @@ class Checkpoint:
             return self.planned(batch - 1).ends
         files = sorted((self.path / "sources").glob("*/0"))
         try:
-            return _offsets(json.loads(file.read_text().lstrip("\0").split("\n", 1)[1]) for file in files)
-        except (OSError, ValueError, IndexError) as error:
+            return _offsets(json.loads(line) for file in files for line in _lines(_read(file).removeprefix("\0")))
+        except _DAMAGE as error:
             raise self._damaged(self.path / "sources", error) from error
 
     def check(self) -> None:
@@ -84,20 +88,22 @@ class Checkpoint:
         for batch in _batches(self.path / "offsets"):
             self.planned(batch)
         planned, committed = self.last_planned(), self.last_committed()
-        if committed is not None and (planned is None or planned not in (committed, committed + 1)):
+        ahead = (-1 if planned is None else planned) - (-1 if committed is None else committed)
+        if ahead not in (0, 1):
             raise self._damaged(
                 self.path / "offsets", ValueError(f"last batch planned is {planned}, committed {committed}")
             )
         if planned is not None:
-            self.starts(0) if planned == 0 else self.starts(planned)
+            self.starts(planned)
         for batch in _batches(self.path / "commits"):
             self._check_commit(batch)
 
     def _check_commit(self, batch: int) -> None:
         file = self.path / "commits" / str(batch)
         try:
-            json.loads(file.read_text().split("\n", 1)[1])
-        except (OSError, ValueError, IndexError) as error:
+            (commit,) = _lines(_read(file))
+            _whole(json.loads(commit)["nextBatchWatermarkMs"])
+        except _DAMAGE as error:
             raise self._damaged(file, error) from error
 
     def _damaged(self, file: Path, error: Exception) -> Refusal:
@@ -111,9 +117,40 @@ def _batches(folder: Path) -> list[int]:
     return [int(file.name) for file in folder.iterdir() if file.name.isdecimal()] if folder.is_dir() else []
 
 
-def _offsets(documents: Any) -> Offsets:
-    return {
-        topic: {int(partition): int(offset) for partition, offset in partitions.items()}
+def _read(file: Path) -> str:
+    """The text of a file, if it fits the checksums that Hadoop's file system keeps beside it."""
+    content, sums = file.read_bytes(), file.with_name(f".{file.name}.crc")
+    if sums.exists() and not _fits(content, sums.read_bytes()):
+        raise ValueError("its checksum is another")
+    return content.decode()
+
+
+def _fits(content: bytes, sums: bytes) -> bool:
+    """Hadoop's format: `crc`, a null byte, the size of a chunk, and each chunk's CRC-32."""
+    size = int.from_bytes(sums[4:8], "big") or 1
+    chunks = [content[at : at + size] for at in range(0, len(content), size)]
+    return sums[:4] == b"crc\0" and sums[8:] == b"".join(zlib.crc32(chunk).to_bytes(4, "big") for chunk in chunks)
+
+
+def _lines(text: str) -> list[str]:
+    version, *lines = text.split("\n")
+    if version != "v1":
+        raise ValueError(f"unknown format {version!r}")
+    return lines
+
+
+def _offsets(documents: Iterable[Any]) -> Offsets:
+    offsets = {
+        topic: {int(partition): _whole(offset) for partition, offset in partitions.items()}
         for document in documents
         for topic, partitions in document.items()
     }
+    if not offsets:
+        raise ValueError("no offsets")
+    return offsets
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no offset and no time")
+    return number

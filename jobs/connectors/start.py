@@ -124,6 +124,11 @@ def _out_of_reach(progress: Progress | None, topics: Mapping[str, TopicState]) -
                     f"topic {name!r} partition {partition} ends at {max(end, 0)}, before offset {reached[partition]} "
                     "that the stream has reached: records are gone or it was re-created; reset the stream"
                 )
+            if progress.committed is None and begin < resume.get(partition, 0):
+                return (
+                    f"topic {name!r} partition {partition} begins at {begin}, before offset {resume[partition]} where "
+                    "the stream began: it was re-created; reset the stream"
+                )
             if begin > resume.get(partition, 0):
                 return (
                     f"topic {name!r} partition {partition} begins at {begin}: its records from "
