@@ -5,13 +5,15 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
+from jobs.connectors.control import Lease
 from jobs.microbatch import MicroBatches
+from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -36,39 +38,50 @@ def stop_on_signal() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def run(queries: list[tuple[StreamingQuery, MicroBatches]], stop: threading.Event) -> None:
-    """Wait for all queries; if one fails the others are stopped too, and its error is raised."""
+class StreamFailedError(Refusal):
+    """A query ended with an error of Spark's; the log above has all of it."""
+
+
+def run(queries: list[tuple[StreamingQuery, MicroBatches]], lease: Lease, stop: threading.Event) -> None:
+    """Wait for all queries; if one fails or the lease is lost all are stopped, and the reason is raised."""
     try:
         while any(query.isActive for query, _ in queries) and not stop.is_set():
-            if any(batches.failure for _, batches in queries) or any(_failed(query) for query, _ in queries):
+            lease.check()
+            if any(batches.failure or _failed(query, batches) for query, batches in queries):
                 break
-            time.sleep(POLL_SECONDS)
+            stop.wait(POLL_SECONDS)
     finally:
         for query, batches in queries:
             _stop_between_batches(query, batches)
+    lease.check()
     for query, batches in queries:
         if batches.failure:
             raise batches.failure
-        if _failed(query) and not stop.is_set():
-            raise query.exception() or RuntimeError(f"query {query.name} ended")
+        if _failed(query, batches):
+            raise StreamFailedError(f"stream {query.name!r} failed: {_first_line(query)}")
 
 
-def _failed(query: StreamingQuery) -> bool:
-    return not query.isActive and query.exception() is not None
+def _first_line(query: StreamingQuery) -> str:
+    return str(query.exception()).strip().partition("\n")[0]
+
+
+def _failed(query: StreamingQuery, batches: MicroBatches) -> bool:
+    return not query.isActive and query.exception() is not None and not batches.turned_away
 
 
 def _stop_between_batches(query: StreamingQuery, batches: MicroBatches) -> None:
-    """Stopping inside `foreachBatch` ends in a StackOverflowError, so wait until Spark has committed the last one."""
+    """Stopping inside `foreachBatch` ends in a StackOverflowError, so wait until Spark has committed the last one.
+
+    No lock is held while Spark stops: it waits for its thread, which may just ask us to begin a batch.
+    """
+    batches.close()
     deadline = time.monotonic() + QUIET_SECONDS
-    while query.isActive and time.monotonic() < deadline:
-        with batches.running:
-            progress = query.lastProgress
-            if batches.finished < 0 or (progress and progress.batchId >= batches.finished):
-                query.stop()
-                return
-        time.sleep(0.02)
-    with batches.running:
-        try:
-            query.stop()
-        except StreamingQueryException:
-            log.debug("the query ended with an error", exc_info=True)
+    while query.isActive and not _committed(query, batches.finished) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS / 10)
+    with suppress(StreamingQueryException):
+        query.stop()
+
+
+def _committed(query: StreamingQuery, batch: int) -> bool:
+    progress = query.lastProgress
+    return batch < 0 or (progress is not None and progress.batchId >= batch)

@@ -84,7 +84,7 @@ def _run_queries(
             return writer.trigger(availableNow=True).start(), batches
         return writer.trigger(processingTime=f"{settings.ingest_trigger_ms} milliseconds").start(), batches
 
-    driver.run([start(source) for source in SOURCES.values()], stop)
+    driver.run([start(source) for source in SOURCES.values()], lease, stop)
 
 
 def landed(records: DataFrame, source: Source) -> DataFrame:

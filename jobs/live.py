@@ -103,7 +103,7 @@ def _run_query(
     writer = windows.writeStream.queryName(pipeline.name).outputMode("update").foreachBatch(batches)
     writer = writer.option("checkpointLocation", str(checkpoint.path))
     trigger = {"availableNow": True} if until_caught_up else {"processingTime": f"{settings.trigger_ms} milliseconds"}
-    driver.run([(writer.trigger(**trigger).start(), batches)], stop)
+    driver.run([(writer.trigger(**trigger).start(), batches)], lease, stop)
 
 
 def _rows(windows: DataFrame, lease: Lease, batch: Batch, pipeline: Pipeline) -> DataFrame:

@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 KAFKA_PATIENCE_SECONDS = 60.0
 
 
+class ClosedError(Exception):
+    """A micro-batch that came after the driver had decided to stop."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """What a stage function needs to know of the micro-batch it writes."""
@@ -51,16 +55,27 @@ class MicroBatches:
     failure: Exception | None = None
     running: Lock = field(default_factory=Lock)
     finished: int = -1
+    closed: bool = False
+    turned_away: bool = False
 
     def __call__(self, frame: DataFrame, number: int) -> None:
         """Write one micro-batch; an error ends the query and is kept for the driver to report."""
         with self.running:
+            if self.closed:
+                self.turned_away = True
+                raise ClosedError(f"batch {number} is left to the next start: this driver is stopping")
             try:
                 self._write(frame, number)
                 self.finished = number
             except Exception as error:
                 self.failure = error
                 raise
+
+    def close(self) -> None:
+        """Let the micro-batch under way end, and no other begin."""
+        self.closed = True
+        with self.running:
+            pass
 
     def _write(self, frame: DataFrame, number: int) -> None:
         reach(FailPoint.PLANNED, number)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ class Lake:
             database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
             try:
                 _require_one_select(database, sql)
-                missing = [name for name in self._needed(set(_WORD.findall(sql))) if not self._define(database, name)]
-                return database.sql(sql).to_arrow_table()
+                names = set(_WORD.findall(sql.lower()))
+                missing = [name for name in self._needed(names) if not self._define(database, name)]
+                return _distinct(database.sql(sql).to_arrow_table())
             except duckdb.CatalogException as error:
                 raise Refusal(self._hint(missing) or f"the query cannot be answered: {error}") from error
             except duckdb.Error as error:
@@ -97,6 +99,15 @@ def _require_one_select(database: duckdb.DuckDBPyConnection, sql: str) -> None:
     statements = database.extract_statements(sql)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise Refusal("ask one SELECT: nothing else is possible, the lake is read-only here")
+
+
+def _distinct(answer: pa.Table) -> pa.Table:
+    """Columns of one name, as a join has them, get a number: rows are written by name."""
+    names: list[str] = []
+    for name in answer.column_names:
+        numbered = (f"{name}_{number}" for number in count(1))
+        names.append(name if name not in names else next(other for other in numbered if other not in names))
+    return answer.rename_columns(names)
 
 
 def _defined(database: duckdb.DuckDBPyConnection) -> set[str]:

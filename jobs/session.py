@@ -1,5 +1,6 @@
 """The only place where a SparkSession is built."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from jobs.settings import Settings, spark_conf
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -33,4 +36,6 @@ def build(settings: Settings, name: str) -> SparkSession:
         builder = builder.master(settings.spark_master)
     for key, value in spark_conf(settings).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    log.info("Spark UI of %s: %s", name, spark.sparkContext.uiWebUrl)
+    return spark

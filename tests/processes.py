@@ -57,6 +57,12 @@ def signal_group(driver: subprocess.Popen[bytes], number: signal.Signals) -> Non
         os.killpg(driver.pid, number)
 
 
+def end(driver: subprocess.Popen[bytes]) -> None:
+    """Whatever it does, it is gone."""
+    signal_group(driver, signal.SIGKILL)
+    driver.wait()
+
+
 def lease_is_stale(settings: Settings, job: str) -> bool:
     """Whether a successor may take over from a driver that has stopped beating."""
     beat = json.loads((settings.lake_root / control_of(job) / "heartbeat").read_text())

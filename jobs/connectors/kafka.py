@@ -44,7 +44,12 @@ class TopicState:
 def client_options(kafka: KafkaSettings) -> dict[str, Any]:
     """The keyword arguments of every kafka-python client."""
     _check(kafka)
-    options: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap, "security_protocol": kafka.security_protocol}
+    options: dict[str, Any] = {
+        "bootstrap_servers": kafka.bootstrap,
+        "security_protocol": kafka.security_protocol,
+        # By default half a minute may pass after a broker is back before the next attempt.
+        "reconnect_backoff_max_ms": 1000,
+    }
     if kafka.security_protocol.startswith("SASL_"):
         options["sasl_mechanism"] = kafka.sasl_mechanism
         options["sasl_plain_username"] = kafka.username

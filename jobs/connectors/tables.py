@@ -23,6 +23,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from jobs.connectors.checkpoint import Offsets
+from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ _PROPERTIES = {
 }
 
 
-class OvertakenError(Exception):
+class OvertakenError(Refusal):
     """Somebody else has written the table: this writer must end."""
 
 
@@ -101,7 +102,9 @@ def last_note(path: Path) -> Note | None:
 
 def _last_note(table: DeltaTable) -> Note | None:
     notes = (entry.get("userMetadata") for entry in table.history(20))
-    return next((Note.from_json(note) for note in notes if note), None)
+    # An overtaken writer's compaction may be newer than its successor's batches: what it says is older.
+    found = (Note.from_json(note) for note in notes if note)
+    return max(found, key=lambda note: (note.epoch, note.batch), default=None)
 
 
 class TableWriter:
@@ -186,6 +189,9 @@ class TableWriter:
             return
         began = time.monotonic()
         done = self._table.optimize.compact(target_size=SMALL_FILE_BYTES, commit_properties=_signed(self._note))
+        # The rows are safe: delta-rs merges its compaction with what others wrote. But then we are not the one writer.
+        if self._table.version() > version + 1:
+            raise OvertakenError(f"another writer has committed to {self.path}: this driver ends")
         log.info(
             "compacted %s: %d files into %d in %.1f s",
             self.path.name,

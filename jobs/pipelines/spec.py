@@ -17,6 +17,16 @@ _EXACT_TYPE = re.compile(r"BIGINT|STRING|TIMESTAMP|DECIMAL\((\d{1,2}),(\d{1,2})\
 _INEXACT = re.compile(r"\b(double|float|real)\b", re.IGNORECASE)
 _AGGREGATE = re.compile(r"[a-z_]\w*\s*\(", re.IGNORECASE)
 HOUR_MS = 3_600_000
+_TOKEN = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`)|\s+""")
+# What every landed record and every live row has beside its own columns.
+_OF_A_RECORD = (
+    *("topic", "partition", "offset", "arrival_time", "event_time", "hour"),
+    *("reason", "raw", "raw_key", "raw_headers"),
+)
+_OF_A_WINDOW = (
+    *("window_start", "window_end", "slice", "finality", "version", "as_of", "epoch", "batch"),
+    *("fingerprint", "offsets", "watermark"),
+)
 # Where a live table keeps its rows about micro-batches, beside the slices of windows.
 BATCHES_SLICE = "batches"
 
@@ -76,6 +86,11 @@ def _check_sql(what: str, text: str) -> None:
     _require(";" not in text, f"{what} holds a ';': write one expression, not a script: {text!r}")
 
 
+def _one_space(sql: str) -> str:
+    """White space between tokens means nothing; between quotes it does."""
+    return _TOKEN.sub(lambda token: token[1] or " ", sql).strip()
+
+
 class Format(StrEnum):
     """How the bytes of a record's value are written."""
 
@@ -95,6 +110,10 @@ class Field:
         """Refuse names and types that cannot hold."""
         _check_name("field", self.name)
         _check_type(f"field {self.name!r}", self.type)
+        _require(
+            self.type != "TIMESTAMP",
+            f"field {self.name!r} type='TIMESTAMP': records have their times as epoch milliseconds; use BIGINT",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +156,19 @@ class Source:
         _check_unique(f"source {self.name!r}: column", [*names, *([self.key] if self.key else [])])
         _require(bool(names), f"source {self.name!r} has no fields: name at least one")
         self._check_event_time()
+        taken = [field.name for field in self.columns if field.name in _OF_A_RECORD]
+        _require(
+            not taken, f"source {self.name!r}: columns {taken} are what every landed record has already: rename them"
+        )
         unknown = set(self.identity) - set(names)
         _require(not unknown, f"source {self.name!r}: identity={sorted(unknown)} names no field; fields={names}")
-        _require(self.partitions > 0, f"source {self.name!r}: partitions={self.partitions} must be positive")
+        for setting in ("partitions", "horizon_hours", "longest_outage_hours"):
+            value = getattr(self, setting)
+            _require(value > 0, f"source {self.name!r}: {setting}={value} must be positive")
+        _require(
+            self.max_ahead_seconds >= 0,
+            f"source {self.name!r}: max_ahead_seconds={self.max_ahead_seconds} must not be negative",
+        )
         _require(
             self.retention_hours >= self.longest_outage_hours,
             f"source {self.name!r}: retention_hours={self.retention_hours} is shorter than "
@@ -298,6 +327,11 @@ class View:
     name: str
     sql: str
 
+    def __post_init__(self) -> None:
+        """Refuse what is no relation."""
+        _check_name("view", self.name)
+        _check_sql(f"view {self.name!r}", self.sql)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
@@ -335,8 +369,7 @@ class Pipeline:
         self._check_times()
 
     def _check_columns(self) -> None:
-        reserved = ("window_start", "window_end", "slice", "finality", "version", "as_of", "epoch", "batch")
-        _check_unique(f"pipeline {self.name!r}: column", [*reserved, *self.keys, *(m.name for m in self.measures)])
+        _check_unique(f"pipeline {self.name!r}: column", [*_OF_A_WINDOW, *self.value_columns])
         unknown = [check.column for check in self.checks if check.column not in self.value_columns]
         _require(
             not unknown, f"pipeline {self.name!r}: checks on {unknown}, which are not in {list(self.value_columns)}"
@@ -377,10 +410,10 @@ class Pipeline:
             [[field.name, field.type] for field in source.fields],
             [source.event_time_field, source.event_time_header, source.key, source.identity],
             [source.horizon_hours, source.max_ahead_seconds],
-            " ".join(self.transform.split()),
+            _one_space(self.transform),
             self.keys,
             [self.window.kind, self.window.size_ms, self.window.slide_ms],
-            [[measure.name, " ".join(measure.sql.split()), measure.type] for measure in self.measures],
+            [[measure.name, _one_space(measure.sql), measure.type] for measure in self.measures],
             [self.slice_seconds, self.watermark_delay_seconds, self.allowed_lateness_seconds],
         ]
         return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]

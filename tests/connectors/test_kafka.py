@@ -20,7 +20,8 @@ SASL = KafkaSettings(
 
 def test_plaintext_says_nothing_of_security() -> None:
     settings = KafkaSettings(bootstrap="b:1", username="unused", password="unused")
-    assert client_options(settings) == {"bootstrap_servers": "b:1", "security_protocol": "PLAINTEXT"}
+    options = {"bootstrap_servers": "b:1", "security_protocol": "PLAINTEXT", "reconnect_backoff_max_ms": 1000}
+    assert client_options(settings) == options
     assert spark_options(settings) == {"kafka.bootstrap.servers": "b:1", "kafka.security.protocol": "PLAINTEXT"}
 
 

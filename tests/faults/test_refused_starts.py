@@ -50,7 +50,7 @@ def refusal(run: Callable[[], None]) -> str:
 
 
 def digest(folder: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_refused_with_the_reason_and_nothing_touched(

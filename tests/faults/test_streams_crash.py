@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from kafka import KafkaProducer
 
 from jobs.connectors import kafka
 from jobs.connectors.traffic import records as traffic
@@ -88,37 +89,38 @@ def judge_output_topic(settings: Settings, job: str) -> None:
 
 
 @contextmanager
-def steady(produce: Produce) -> Iterator[list[int]]:
-    """Traffic in the background; a record that the broker did not take is sent again by the client."""
+def steady(settings: Settings) -> Iterator[None]:
+    """Traffic in the background; what the broker does not take at once the client sends again."""
     stop = threading.Event()
-    rounds = [0]
+    producer = KafkaProducer(**kafka.client_options(settings.kafka), metadata_max_age_ms=1000)
 
     def run() -> None:
-        while not stop.is_set():
-            produce("numbers", numbers(100 + rounds[0], 500))
-            rounds[0] += 1
-            stop.wait(0.2)
+        seed = 100
+        while not stop.wait(0.2):
+            seed += 1
+            for record in numbers(seed, 500):
+                producer.send("numbers", record.value, key=record.key)
+            producer.flush()
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield rounds
+        yield
     finally:
         stop.set()
         thread.join()
+        producer.close()
 
 
 def landed(settings: Settings) -> int:
     return len(checker.read_table(settings.lake_root / "events" / "numbers").rows)
 
 
-def test_broker_restart_and_partition_growth_in_mid_run(
-    settings: Settings, broker: Broker, produce: Produce, tmp_path: Path
-) -> None:
+def test_broker_restart_and_partition_growth_in_mid_run(settings: Settings, broker: Broker, tmp_path: Path) -> None:
     log = tmp_path / "driver.log"
     driver = processes.start(settings, "ingest", log=log, INGEST_TRIGGER_MS="500")
     try:
-        with steady(produce):
+        with steady(settings):
             processes.wait_until(lambda: landed(settings) > 1000, f"the first records\n{log}")
             broker.kill()
             time_of_death = time.monotonic()
@@ -135,7 +137,7 @@ def test_broker_restart_and_partition_growth_in_mid_run(
         driver.send_signal(signal.SIGTERM)
         assert processes.finish(driver, log) == 0, log.read_text()[-4000:]
     finally:
-        driver.kill()
+        processes.end(driver)
     assert recovered < 120
     assert len(wanted) > 2000
     assert defects(settings, "ingest", wanted) == []
@@ -172,7 +174,7 @@ def test_a_paused_zombie_beside_its_successor(settings: Settings, produce: Produ
     finally:
         for driver in (zombie, successor):
             if driver:
-                processes.signal_group(driver, signal.SIGKILL)
+                processes.end(driver)
     last = processes.start(settings, "live", "rolling_sum", "--until-caught-up", log=log)
     assert processes.finish(last, log) == 0, log.read_text()[-4000:]
     records = oracle.read_topic(settings.kafka.bootstrap, "numbers")

@@ -1,0 +1,523 @@
+"""Tables with one writer: a commit is whole or not there, happens once, and an overtaken writer makes none."""
+
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from jobs.connectors import tables
+from jobs.connectors.tables import Note, OvertakenError, Ranges, TableWriter, last_note
+
+SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string()), ("slice", pa.string())])
+WRITE_ID = "f0d56b73-584e-4a44-aec5-39765d39db41"
+
+
+def note(batch: int, epoch: int = 1, write_id: str = WRITE_ID) -> Note:
+    ranges = Ranges(topic_id="t1", offsets={0: (batch * 10, batch * 10 + 10), 11: (0, batch)})
+    return Note(
+        job="rolling_sum",
+        write_id=write_id,
+        batch=batch,
+        epoch=epoch,
+        cluster_id="c1",
+        topics={"numbers": ranges},
+        fingerprint="6f71d21e3c10",
+    )
+
+
+def stage(writer: TableWriter, *numbers: int, partition: str = "a") -> Path:
+    """A file for each number, as Spark lays them out."""
+    folder = writer.new_stage()
+    for number in numbers:
+        file = folder / f"slice={partition}" / f"part-{number}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = None if number % 3 == 0 else f"text {number}"
+        pq.write_table(pa.table({"number": [number], "text": pa.array([text], pa.string())}), file)
+    return folder
+
+
+def commit(writer: TableWriter, batch: int, *numbers: int, epoch: int = 1) -> list[Path]:
+    return writer.commit(stage(writer, *(numbers or (batch,))), note(batch, epoch))
+
+
+def rows(path: Path) -> list[int]:
+    # Arrow's own file system: the one of the Delta library ends a process noisily.
+    files = SubTreeFileSystem(str(path), LocalFileSystem())
+    return sorted(DeltaTable(path).to_pyarrow_dataset(filesystem=files).to_table()["number"].to_pylist())
+
+
+def files_on_disk(path: Path) -> set[Path]:
+    return {file.relative_to(path) for file in path.glob("slice=*/*.parquet")}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "live" / "rolling_sum"
+
+
+def opened(path: Path) -> TableWriter:
+    return TableWriter.open(path, SCHEMA, "slice")
+
+
+def test_a_new_table_is_empty_and_says_nothing(path: Path) -> None:
+    assert last_note(path) is None
+    writer = opened(path)
+    assert last_note(path) is None
+    assert rows(path) == []
+    assert not writer.has(WRITE_ID, 0)
+
+
+def test_a_table_keeps_hours_of_its_log_and_not_a_month(path: Path) -> None:
+    opened(path)
+    kept = DeltaTable(path).metadata().configuration
+    assert kept["delta.logRetentionDuration"] == "interval 6 hours"
+    assert kept["delta.deletedFileRetentionDuration"] == "interval 6 hours"
+    assert int(kept["delta.checkpointInterval"]) == 50
+
+
+def test_a_commit_is_in_the_table_with_its_note_and_says_where_its_files_are(path: Path) -> None:
+    writer = opened(path)
+    placed = commit(writer, 0, 1, 2, 3)
+    assert rows(path) == [1, 2, 3]
+    assert last_note(path) == note(0)
+    assert sorted(pq.ParquetFile(file).read()["number"].to_pylist()[0] for file in placed) == [1, 2, 3]
+    assert {file.relative_to(path) for file in placed} == files_on_disk(path)
+
+
+def test_a_batch_without_rows_is_noted_too(path: Path) -> None:
+    writer = opened(path)
+    assert writer.commit(writer.new_stage(), note(0)) == []
+    assert (rows(path), last_note(path)) == ([], note(0))
+    assert opened(path).has(WRITE_ID, 0)
+
+
+def test_a_batch_is_there_once_it_is_committed_for_its_own_checkpoint_only(path: Path) -> None:
+    writer = opened(path)
+    for batch in range(3):
+        assert not writer.has(WRITE_ID, batch)
+        commit(writer, batch)
+        for again in (writer, opened(path)):
+            assert [again.has(WRITE_ID, n) for n in range(batch + 2)] == [True] * (batch + 1) + [False]
+            assert not again.has("another checkpoint", 0)
+
+
+def test_notes_are_read_back_as_they_were_written() -> None:
+    written = note(7, epoch=3)
+    assert Note.from_json(written.to_json()) == written
+    assert "\n" not in written.to_json()
+    assert written.ends == {"numbers": {0: 80, 11: 7}}
+    assert written.topics["numbers"].to_json() == '{"0":[70,80],"11":[0,7]}'
+
+
+def test_after_a_reset_the_new_checkpoint_s_note_counts(path: Path) -> None:
+    writer = opened(path)
+    for batch in range(3):
+        commit(writer, batch)
+    renewed = opened(path)
+    renewed.commit(stage(renewed, 9), note(0, epoch=2, write_id="new"))
+    assert last_note(path) == note(0, epoch=2, write_id="new")
+    assert renewed.has("new", 0)
+
+
+# -- Crashes: what was done up to some step stays, the steps after it never happen --
+
+
+def test_crash_before_the_files_are_placed(path: Path) -> None:
+    commit(opened(path), 0)
+    left = stage(opened(path), 7)
+    assert rows(path) == [0]
+    successor = opened(path)
+    assert not left.exists(), "what a dead driver staged is cleared away"
+    assert not successor.has(WRITE_ID, 1)
+    commit(successor, 1, 7)
+    assert rows(path) == [0, 7]
+
+
+def test_crash_between_the_files_and_the_commit(path: Path) -> None:
+    dying = opened(path)
+    commit(dying, 0)
+    for file in stage(dying, 7, 8).rglob("*.parquet"):
+        dying._place(file)
+    assert len(files_on_disk(path)) == 3
+    assert (rows(path), last_note(path)) == ([0], note(0)), "no reader sees files that no commit names"
+    successor = opened(path)
+    assert not successor.has(WRITE_ID, 1)
+    commit(successor, 1, 7, 8)
+    assert rows(path) == [0, 7, 8]
+
+
+def test_crash_in_the_middle_of_writing_the_log(path: Path) -> None:
+    """The library writes an entry beside the log and links it: a part of one is never its next version."""
+    commit(opened(path), 0)
+    (path / "_delta_log" / "_commit_0d1c.json.tmp").write_text('{"commitInfo":{"ti')
+    (path / "_delta_log" / "00000000000000000002.json#1").write_text("")
+    successor = opened(path)
+    commit(successor, 1)
+    assert (rows(path), last_note(path)) == ([0, 1], note(1))
+
+
+def test_crash_after_the_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dying = opened(path)
+    monkeypatch.setattr(dying, "_see_own_commit", lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        commit(dying, 0)
+    assert (rows(path), last_note(path)) == ([0], note(0))
+    assert opened(path).has(WRITE_ID, 0), "so the batch that Spark runs again is not written again"
+
+
+# -- Fencing --
+
+
+def test_an_overtaken_writer_commits_nothing(path: Path) -> None:
+    zombie = opened(path)
+    commit(zombie, 0)
+    successor = opened(path)
+    commit(successor, 1, epoch=2)
+    for _ in range(2):
+        with pytest.raises(OvertakenError, match="another writer has committed"):
+            commit(zombie, 1, 99)
+    commit(successor, 2, epoch=2)
+    assert (rows(path), last_note(path)) == ([0, 1, 2], note(2, epoch=2))
+
+
+def test_a_successor_between_commit_and_look_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = opened(path)
+    look = writer._see_own_commit
+
+    def overtaken() -> None:
+        commit(opened(path), 1, epoch=2)
+        look()
+
+    monkeypatch.setattr(writer, "_see_own_commit", overtaken)
+    with pytest.raises(OvertakenError, match="went from version 0 to 2 in one commit"):
+        commit(writer, 0)
+    assert (rows(path), last_note(path)) == ([0, 1], note(1, epoch=2))
+
+
+@pytest.mark.parametrize("successor_compacts", [False, True])
+def test_an_overtaken_writer_that_compacts_ends_and_hides_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, successor_compacts: bool
+) -> None:
+    """It slept in the middle of tending. What it then merges is the same rows; what it says must not count."""
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
+    zombie = opened(path)
+    for batch in range(4):
+        commit(zombie, batch)
+    successor = opened(path)
+    commit(successor, 4, epoch=2)
+    if successor_compacts:
+        successor.tend()
+    with pytest.raises(OvertakenError):
+        zombie.tend()
+    assert rows(path) == [0, 1, 2, 3, 4]
+    assert last_note(path) == note(4, epoch=2)
+    again = opened(path)
+    assert again.has(WRITE_ID, 4)
+    commit(again, 5, epoch=3)
+    assert (rows(path), last_note(path)) == ([0, 1, 2, 3, 4, 5], note(5, epoch=3))
+
+
+STEPS = st.tuples(st.sampled_from(["open", "commit", "commit", "tend"]), st.integers(0, 2))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, min_size=4, max_size=14))
+def test_whatever_three_writers_do_each_batch_is_there_once(
+    steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any interleaving: a commit succeeds exactly if the writer has seen the newest version."""
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
+    path = tmp_path_factory.mktemp("interleaved")
+    writers = [opened(path) for _ in range(3)]
+    seen, epochs, epoch, committed = [0, 0, 0], [1, 1, 1], 1, 0
+    for step, who in steps:
+        newest = DeltaTable(path).version()
+        if step == "open":
+            epoch += 1
+            writers[who], seen[who], epochs[who] = opened(path), newest, epoch
+        elif seen[who] == newest:
+            if step == "commit":
+                assert not writers[who].has(WRITE_ID, committed)
+                commit(writers[who], committed, epoch=epochs[who])
+                committed += 1
+            else:
+                writers[who].tend()
+            seen[who] = DeltaTable(path).version()
+        elif step == "commit":
+            with pytest.raises(OvertakenError):
+                commit(writers[who], committed, 999, epoch=epochs[who])
+        else:
+            # Nothing to merge: nothing happens. Else it ends, also if its merge went through.
+            try:
+                writers[who].tend()
+                assert DeltaTable(path).version() == newest
+            except OvertakenError:
+                epoch += 1
+                writers[who], seen[who], epochs[who] = opened(path), DeltaTable(path).version(), epoch
+        assert rows(path) == list(range(committed))
+        told = last_note(path)
+        assert (told.batch if told else -1) == committed - 1
+    shutil.rmtree(path)
+
+
+ROUNDS, RACERS = 12, 3
+
+
+def race(root: str, start: Barrier, results: "Queue[tuple[int, str]]") -> None:
+    """Commit to each round's table at the same moment as the others, all from the same version."""
+    who = os.getpid()
+    for number in range(ROUNDS):
+        writer = opened(Path(root) / str(number))
+        staged = stage(writer, who)
+        start.wait(60)
+        try:
+            writer.commit(staged, note(0))
+            results.put((number, str(who)))
+        except OvertakenError:
+            results.put((number, "refused"))
+        start.wait(60)
+
+
+def test_of_processes_that_commit_at_the_same_moment_one_succeeds(tmp_path: Path) -> None:
+    for number in range(ROUNDS):
+        opened(tmp_path / str(number))
+    context = multiprocessing.get_context("spawn")
+    start, results = context.Barrier(RACERS), context.Queue()
+    racers = [context.Process(target=race, args=(str(tmp_path), start, results)) for _ in range(RACERS)]
+    for racer in racers:
+        racer.start()
+    found = [results.get(timeout=60) for _ in range(ROUNDS * RACERS)]
+    for racer in racers:
+        racer.join(60)
+        assert racer.exitcode == 0
+    results.close()
+    results.join_thread()
+    for number in range(ROUNDS):
+        winners = [int(answer) for at, answer in found if at == number and answer != "refused"]
+        assert len(winners) == 1, winners
+        assert rows(tmp_path / str(number)) == winners
+
+
+# -- Tending --
+
+
+def test_small_files_are_merged_at_their_time_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
+    writer = opened(path)
+    writer.tend()
+    for batch in range(4):
+        commit(writer, batch)
+        writer.tend()
+        assert len(DeltaTable(path).file_uris()) == batch + 1
+    commit(writer, 4)
+    writer.tend()
+    assert len(DeltaTable(path).file_uris()) == 1
+    assert DeltaTable(path).version() == 6
+    commit(writer, 5)
+    writer.tend()
+    assert len(DeltaTable(path).file_uris()) == 2
+    assert (rows(path), last_note(path)) == ([0, 1, 2, 3, 4, 5], note(5))
+    assert opened(path).has(WRITE_ID, 5)
+
+
+def test_the_cadence_goes_on_after_each_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
+    writer = opened(path)
+    most = 0
+    for batch in range(30):
+        commit(writer, batch)
+        writer.tend()
+        most = max(most, len(DeltaTable(path).file_uris()))
+    assert most <= 6
+    assert (rows(path), last_note(path)) == (list(range(30)), note(29))
+
+
+def test_files_that_no_reader_needs_are_deleted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
+    monkeypatch.setattr(tables, "VACUUM_EVERY_COMMITS", 10)
+    at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
+    monkeypatch.setattr(tables, "_PROPERTIES", at_once)
+    writer = opened(path)
+    for batch in range(9):
+        commit(writer, batch)
+        writer.tend()
+    assert DeltaTable(path).version() == 10, "nine commits and a merge: the tenth was no commit of a batch"
+    for batch in range(9, 30):
+        commit(writer, batch)
+        writer.tend()
+        assert rows(path) == list(range(batch + 1))
+        assert last_note(path) == note(batch)
+    assert len(files_on_disk(path)) < 20
+    assert opened(path).has(WRITE_ID, 29)
+
+
+def test_what_readers_may_still_need_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
+    monkeypatch.setattr(tables, "VACUUM_EVERY_COMMITS", 5)
+    writer = opened(path)
+    for batch in range(4):
+        commit(writer, batch)
+    reader = DeltaTable(path)
+    commit(writer, 4)
+    writer.tend()
+    files = SubTreeFileSystem(str(path), LocalFileSystem())
+    assert sorted(reader.to_pyarrow_dataset(filesystem=files).to_table()["number"].to_pylist()) == [0, 1, 2, 3]
+    assert rows(path) == [0, 1, 2, 3, 4]
+
+
+def test_a_long_history_keeps_its_last_note_and_what_was_done(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past two checkpoints of the log, and after the entries before them were cleaned away."""
+    writer = opened(path)
+    for batch in range(120):
+        commit(writer, batch)
+        if batch in (48, 49, 50, 98, 99, 100, 119):
+            assert last_note(path) == note(batch)
+            assert opened(path).has(WRITE_ID, batch)
+    log = path / "_delta_log"
+    for entry in log.glob("*.json"):
+        os.utime(entry, (0, 0))
+    DeltaTable(path).cleanup_metadata()
+    assert not (log / f"{0:020}.json").exists()
+    assert last_note(path) == note(119)
+    successor = opened(path)
+    assert [successor.has(WRITE_ID, batch) for batch in (0, 119, 120)] == [True, True, False]
+    commit(successor, 120)
+    assert (rows(path), last_note(path)) == (list(range(121)), note(120))
+
+
+# -- Statistics: readers pass over files by them, so a wrong one loses rows --
+
+WIDE = pa.schema(
+    [
+        ("number", pa.int64()),
+        ("text", pa.string()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("amount", pa.decimal128(18, 6)),
+        ("raw", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("slice", pa.string()),
+    ]
+)
+TEXTS = ["", "a", "b", "reason", "x" * 32, "x" * 33, "x" * 40, "ä", "\U0001f30a", "z" * 100]
+TIMES = [datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), datetime(2026, 11, 18, tzinfo=UTC)]
+ROW = st.fixed_dictionaries(
+    {
+        "number": st.none() | st.sampled_from([-(2**63), -5, -1, 0, 1, 2**53 + 1, 2**63 - 1]),
+        "text": st.none() | st.sampled_from(TEXTS),
+        "at": st.none() | st.sampled_from([time + timedelta(microseconds=n) for time in TIMES for n in (0, 1, 999)]),
+        "amount": st.none() | st.sampled_from([Decimal(n) for n in ("-0.000001", "0", "0.1", "999999999999.999999")]),
+        "raw": st.none() | st.sampled_from([b"", b"\xff", b"text"]),
+        "headers": st.none() | st.just([]) | st.just([{"key": "k", "value": None}]),
+    }
+)
+
+
+def write_rows(path: Path, files: list[list[dict[str, Any]]]) -> None:
+    writer = TableWriter.open(path, WIDE, "slice")
+    columns = WIDE.remove(WIDE.get_field_index("slice"))
+    for batch, file_rows in enumerate(files):
+        folder = writer.new_stage()
+        file = folder / "slice=a" / "part.parquet"
+        file.parent.mkdir(parents=True)
+        # Two rows a group: bounds and nulls must be put together over the groups of a file.
+        pq.write_table(pa.Table.from_pylist(file_rows, schema=columns), file, row_group_size=2)
+        writer.commit(folder, note(batch))
+
+
+def conditions(row: dict[str, Any]) -> Iterator[tuple[str, pc.Expression, Any]]:
+    """Questions about a row's values: as an Arrow expression and as a plain function."""
+    for name in ("number", "text", "at", "amount", "raw"):
+        field, value = pc.field(name), row[name]
+        yield name, field.is_null(), lambda v: v is None
+        yield name, field.is_valid(), lambda v: v is not None
+        if value is not None:
+            scalar = pa.scalar(value, WIDE.field(name).type)
+            yield name, field == scalar, lambda v, value=value: v == value
+            if name != "raw":
+                yield name, field < scalar, lambda v, value=value: v is not None and v < value
+                yield name, field >= scalar, lambda v, value=value: v is not None and v >= value
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    files=st.lists(st.lists(ROW, min_size=1, max_size=5), min_size=1, max_size=3),
+    asked=ROW,
+)
+def test_statistics_lose_no_row(
+    files: list[list[dict[str, Any]]], asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("statistics")
+    write_rows(path, files)
+    table = DeltaTable(path)
+    dataset = table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(path), LocalFileSystem()))
+    everything = [row for rows_of_file in files for row in rows_of_file]
+    with duckdb.connect() as database:
+        database.execute("SET TimeZone = 'UTC'")
+        database.register("lake", dataset)
+        for name, expression, holds in conditions(asked):
+            wanted = sum(holds(row[name]) for row in everything)
+            assert dataset.count_rows(filter=expression) == wanted, str(expression)
+        for name in ("number", "text", "at", "amount", "raw", "headers"):
+            nulls = sum(row[name] is None for row in everything)
+            for condition, wanted in (("IS NULL", nulls), ("IS NOT NULL", len(everything) - nulls)):
+                found = database.execute(f'SELECT count(*) FROM lake WHERE "{name}" {condition}').fetchone()
+                assert found == (wanted,), f"{name} {condition}"
+            if name != "headers" and asked[name] is not None:
+                for sign, holds in (("=", lambda v, a: v == a), ("<=", lambda v, a: v <= a), (">", lambda v, a: v > a)):
+                    wanted = sum(row[name] is not None and holds(row[name], asked[name]) for row in everything)
+                    query = f'SELECT count(*) FROM lake WHERE "{name}" {sign} ?'
+                    value = [asked[name]]
+                    assert database.execute(query, value).fetchone() == (wanted,), f"{name} {sign} {asked[name]!r}"
+    shutil.rmtree(path)
+
+
+def test_statistics_say_what_is_known_and_nothing_else(path: Path) -> None:
+    low, high = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+    write_rows(
+        path,
+        [
+            [
+                {"number": 3, "text": "b", "at": high, "amount": Decimal(1), "raw": b"x", "headers": []},
+                {"number": None, "text": "x" * 33, "at": None, "amount": None, "raw": None, "headers": None},
+                {"number": -1, "text": None, "at": low, "amount": None, "raw": None, "headers": None},
+            ]
+        ],
+    )
+    (entry,) = [json.loads(line) for line in (path / "_delta_log" / f"{1:020}.json").read_text().splitlines()][1:2]
+    stats = json.loads(entry["add"]["stats"])
+    assert stats == {
+        "numRecords": 3,
+        "minValues": {"number": -1, "text": "b", "at": "2026-01-01T00:00:00.000000Z"},
+        "maxValues": {"number": 3, "at": "2026-01-02T00:00:00.000000Z"},
+        "nullCount": {"number": 1, "text": 1, "at": 1, "amount": 2, "raw": 2},
+    }
+
+
+def test_statistics_survive_a_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 9)
+    writer = opened(path)
+    for batch in range(9):
+        commit(writer, batch)
+    writer.tend()
+    assert len(DeltaTable(path).file_uris()) == 1
+    dataset = DeltaTable(path).to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(path), LocalFileSystem()))
+    assert dataset.count_rows(filter=pc.field("text").is_null()) == 3
+    assert dataset.count_rows(filter=pc.field("text").is_valid()) == 6
+    assert dataset.count_rows(filter=pc.field("number") >= 7) == 2
