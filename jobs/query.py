@@ -16,8 +16,8 @@ import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from jobs.connectors.tables import files_of
 from jobs.pipelines.relations import relations, tables
 from jobs.refusal import Refusal
 
@@ -78,9 +78,7 @@ class Lake:
         table = self._table(name)
         if table is None:
             return False
-        # Arrow's own file system: the one of the Delta library ends a process noisily.
-        files = SubTreeFileSystem(str(self._root / self._tables[name]), LocalFileSystem())
-        database.register(name, table.to_pyarrow_dataset(filesystem=files))
+        database.register(name, files_of(table, self._root / self._tables[name]))
         return True
 
     def _table(self, name: str) -> DeltaTable | None:

@@ -9,18 +9,21 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from decimal import Decimal
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from jobs.connectors.checkpoint import Offsets
 from jobs.refusal import Refusal
@@ -102,9 +105,7 @@ def last_note(path: Path) -> Note | None:
 
 def _last_note(table: DeltaTable) -> Note | None:
     notes = (entry.get("userMetadata") for entry in table.history(20))
-    # An overtaken writer's compaction may be newer than its successor's batches: what it says is older.
-    found = (Note.from_json(note) for note in notes if note)
-    return max(found, key=lambda note: (note.epoch, note.batch), default=None)
+    return next((Note.from_json(note) for note in notes if note), None)
 
 
 class TableWriter:
@@ -143,24 +144,24 @@ class TableWriter:
 
     def commit(self, stage: Path, note: Note) -> list[Path]:
         """Move the staged files into the table, make them visible at once, and say where they are now."""
-        added: list[AddAction | RemoveAction] = [self._place(file) for file in sorted(stage.rglob("*.parquet"))]
-        try:
-            self._table.create_write_transaction(
-                added,
-                "append",
-                self._schema,
-                [self._partition],
-                commit_properties=_signed(note, Transaction(note.write_id, note.batch)),
-            )
-        except CommitFailedError as error:
-            raise OvertakenError(f"another writer has committed to {self.path}: this driver ends") from error
-        self._note = note
-        self._see_own_commit()
+        added = [self._place(file) for file in sorted(stage.rglob("*.parquet"))]
+        self._transact(added, note, Transaction(note.write_id, note.batch))
         return [self.path / action.path for action in added]
 
     def discard(self, stage: Path) -> None:
         """Remove what is left of a stage."""
         shutil.rmtree(stage, ignore_errors=True)
+
+    def _transact(self, actions: Sequence[AddAction | RemoveAction], note: Note, *transactions: Transaction) -> None:
+        signed = _signed(note, *transactions)
+        try:
+            self._table.create_write_transaction(
+                list(actions), "append", self._schema, [self._partition], commit_properties=signed
+            )
+        except CommitFailedError as error:
+            raise OvertakenError(f"another writer has committed to {self.path}: this driver ends") from error
+        self._note = note
+        self._see_own_commit()
 
     def _see_own_commit(self) -> None:
         before = self._table.version()
@@ -168,7 +169,7 @@ class TableWriter:
         if self._table.version() != before + 1:
             raise OvertakenError(f"{self.path} went from version {before} to {self._table.version()} in one commit")
 
-    def _place(self, file: Path) -> AddAction:
+    def _place(self, file: Path, *, data_change: bool = True) -> AddAction:
         partition, value = file.parent.name.split("=", 1)
         folder = self.path / file.parent.name
         folder.mkdir(exist_ok=True)
@@ -178,7 +179,7 @@ class TableWriter:
             size=placed.stat().st_size,
             partition_values={partition: value},
             modification_time=int(time.time() * 1000),
-            data_change=True,
+            data_change=data_change,
             stats=json.dumps(_stats(pq.read_metadata(placed))),
         )
 
@@ -187,20 +188,77 @@ class TableWriter:
         version = self._table.version()
         if self._note is None or version % COMPACT_EVERY_COMMITS:
             return
-        began = time.monotonic()
-        done = self._table.optimize.compact(target_size=SMALL_FILE_BYTES, commit_properties=_signed(self._note))
-        # The rows are safe: delta-rs merges its compaction with what others wrote. But then we are not the one writer.
-        if self._table.version() > version + 1:
-            raise OvertakenError(f"another writer has committed to {self.path}: this driver ends")
-        log.info(
-            "compacted %s: %d files into %d in %.1f s",
-            self.path.name,
-            done["numFilesRemoved"],
-            done["numFilesAdded"],
-            time.monotonic() - began,
-        )
+        self._merge_small_files(self._note)
         if version % VACUUM_EVERY_COMMITS == 0:
-            self._table.vacuum(dry_run=False, commit_properties=_signed(self._note))
+            # By the library's list, not by its own hand: it would put entries into the log, over a successor's.
+            for file in self._table.vacuum(dry_run=True):
+                (self.path / file).unlink(missing_ok=True)
+
+    def _merge_small_files(self, note: Note) -> None:
+        """By a commit that is fenced as any other.
+
+        The library's own is not: of files that two writers merge at a time it keeps both results, every row twice.
+        """
+        began, stage, actions = time.monotonic(), self.new_stage(), list[AddAction | RemoveAction]()
+        for number, files in enumerate(_bins(files_with_sizes(self._table))):
+            folder = stage / str(number) / Path(next(iter(files))).parent.name
+            rows = _dataset(self._table, self.path, files)
+            columns = [name for name in rows.schema.names if name != self._partition]
+            ds.write_dataset(rows.scanner(columns=columns), folder, format="parquet", min_rows_per_group=100_000)
+            actions += [self._place(file, data_change=False) for file in sorted(folder.glob("*.parquet"))]
+            actions += [self._removal(file, size) for file, size in files.items()]
+        if actions:
+            self._transact(actions, note)
+        self.discard(stage)
+        removed = sum(isinstance(action, RemoveAction) for action in actions)
+        seconds = time.monotonic() - began
+        log.info("merged %d files of %s into %d in %.1f s", removed, self.path.name, len(actions) - removed, seconds)
+
+    def _removal(self, file: str, size: int) -> RemoveAction:
+        partition, value = Path(file).parent.name.split("=", 1)
+        return RemoveAction(file, False, int(time.time() * 1000), size, {partition: value})
+
+
+def files_of(table: DeltaTable, path: Path) -> ds.Dataset:
+    """What is in a table now, to be read: its files and their partitions, but not the log's statistics of them.
+
+    The Delta library makes of a bound that is not there one that no value meets: rows would be missing. Parquet has
+    statistics of its own.
+    """
+    return _dataset(table, path, files_with_sizes(table))
+
+
+def files_with_sizes(table: DeltaTable) -> dict[str, int]:
+    """The files that a table consists of, relative to its folder."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if not actions.num_rows:
+        return {}
+    return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def _dataset(table: DeltaTable, path: Path, files: Iterable[str]) -> ds.Dataset:
+    # Arrow's own file system: the one of the Delta library ends a process noisily.
+    folder, parquet = SubTreeFileSystem(str(path), LocalFileSystem()), ds.ParquetFileFormat()
+    partitions = {file: Path(file).parent.name.split("=", 1) for file in files}
+    fragments = [parquet.make_fragment(file, folder, ds.field(p) == value) for file, (p, value) in partitions.items()]
+    # Rows about batches have no window: what a plan calls never null is so only in its own rows.
+    schema = pa.schema([field.with_nullable(True) for field in pa.schema(table.schema().to_arrow())])
+    return ds.FileSystemDataset(fragments, schema, parquet, folder)
+
+
+def _bins(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Files to merge: of one partition, two at least, and no more than make a file of a good size."""
+    by_folder = sorted(sizes.items(), key=lambda item: (Path(item[0]).parent.name, item[1]))
+    for _, group in groupby(by_folder, key=lambda item: Path(item[0]).parent.name):
+        found: dict[str, int] = {}
+        for file, size in group:
+            if sum(found.values()) + size > SMALL_FILE_BYTES:
+                if len(found) > 1:
+                    yield found
+                found = {}
+            found[file] = size
+        if len(found) > 1:
+            yield found
 
 
 def _signed(note: Note, *transactions: Transaction) -> CommitProperties:
