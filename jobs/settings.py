@@ -1,6 +1,7 @@
 """Where things are, read once from the environment. Every setting is explained in `.env.example`."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,9 +87,10 @@ class Settings:
 
 
 def _local_folder(root: str) -> Path:
-    if "://" in root.removeprefix("file://"):
+    path = re.sub(r"^file:(//)?", "", root)
+    if re.match(r"\w+:", path):
         raise Refusal(f"LAKE_ROOT={root!r}: only a local folder (a path or file://path) can hold the lake so far")
-    return Path(root.removeprefix("file://")).resolve()
+    return Path(path).resolve()
 
 
 def spark_conf(settings: Settings) -> dict[str, str]:

@@ -1,0 +1,199 @@
+"""Where things are: the environment, then `.env`, then the default; what cannot be is refused by name."""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs import settings as module
+from jobs.refusal import Refusal
+from jobs.settings import KafkaSettings, Settings, read_env_file, spark_conf, whole_number
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project's folder of one's own: the developer's `.env` is not read."""
+    monkeypatch.setattr(module, "PROJECT", tmp_path)
+    return tmp_path
+
+
+def test_defaults(project: Path) -> None:
+    settings = Settings.from_env({})
+    assert settings.lake_root == project / ".tideline" / "lake"
+    assert settings.jars == project / ".tideline" / "jars"
+    assert settings.kafka == KafkaSettings(bootstrap="127.0.0.1:9092", security_protocol="PLAINTEXT")
+    assert settings.spark_master.startswith("local[")
+    assert settings.driver_memory == "1g"
+    assert 1 <= settings.shuffle_partitions <= 8
+    assert (settings.trigger_ms, settings.ingest_trigger_ms, settings.max_offsets) == (500, 2000, 5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("cores", "master", "partitions"),
+    [(1, "local[2]", 1), (2, "local[3]", 2), (64, "local[5]", 8), (None, "local[3]", 2)],
+)
+def test_sized_for_the_machine(
+    cores: int | None, master: str, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    settings = Settings.from_env({})
+    assert (settings.spark_master, settings.shuffle_partitions) == (master, partitions)
+
+
+def test_the_environment_wins_over_the_file_and_the_file_over_the_default(project: Path) -> None:
+    (project / ".env").write_text("STREAM_TRIGGER_MS=700\nINGEST_TRIGGER_MS=800\nSPARK_DRIVER_MEMORY=2g\n")
+    settings = Settings.from_env({"STREAM_TRIGGER_MS": "900", "SPARK_DRIVER_MEMORY": ""})
+    assert (settings.trigger_ms, settings.ingest_trigger_ms) == (900, 800)
+    assert settings.driver_memory == "1g", "set to nothing in the environment: the default"
+
+
+def test_without_an_argument_the_process_s_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAM_TRIGGER_MS", "123")
+    assert Settings.from_env().trigger_ms == 123
+
+
+def test_a_home_moves_the_lake_and_not_the_jars(project: Path, tmp_path: Path) -> None:
+    settings = Settings.from_env({"TIDELINE_HOME": str(tmp_path / "home")})
+    assert settings.lake_root == tmp_path / "home" / "lake"
+    assert settings.jars == project / ".tideline" / "jars"
+    elsewhere = Settings.from_env({"TIDELINE_HOME": "/a", "LAKE_ROOT": "/b", "TIDELINE_JARS": "/c"})
+    assert (elsewhere.lake_root, elsewhere.jars) == (Path("/b"), Path("/c"))
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("", {}),
+        ("A=1", {"A": "1"}),
+        ("  A = 1  \n", {"A": "1"}),
+        ("A=", {"A": ""}),
+        ("A=x=y", {"A": "x=y"}),
+        ("# A=1\n#B=2\n\nC=3", {"C": "3"}),
+        ("A='one two'\nB=\"three\"", {"A": "one two", "B": "three"}),
+        ("no pair\nA=1", {"A": "1"}),
+        ("A=1\nA=2", {"A": "2"}),
+        ("KAFKA_PASSWORD=a#b", {"KAFKA_PASSWORD": "a#b"}),
+    ],
+)
+def test_a_file_of_settings(text: str, pairs: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    assert read_env_file(tmp_path / "file") == pairs
+
+
+def test_no_file_of_settings_is_fine(tmp_path: Path) -> None:
+    assert read_env_file(tmp_path / ".env") == {}
+    assert read_env_file(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", "1e3", " 5", "0x10"])
+@pytest.mark.parametrize(
+    "name", ["STREAM_TRIGGER_MS", "INGEST_TRIGGER_MS", "STREAM_MAX_OFFSETS", "SPARK_SHUFFLE_PARTITIONS"]
+)
+def test_a_number_that_is_none_is_refused(name: str, text: str) -> None:
+    with pytest.raises(Refusal, match=rf"^{name}='{text}' is no positive whole number; the default is [0-9]+$"):
+        Settings.from_env({name: text})
+
+
+def test_a_number() -> None:
+    assert whole_number({"N": "42"}, "N", 7) == 42
+    assert whole_number({"N": ""}, "N", 7) == whole_number({}, "N", 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("root", "folder"),
+    [
+        ("/data/lake", "/data/lake"),
+        ("file:///data/lake", "/data/lake"),
+        ("file:/data/lake", "/data/lake"),
+        ("/data/../lake/", "/lake"),
+        ("/data/a lake:1", "/data/a lake:1"),
+    ],
+)
+def test_the_lake_s_folder(root: str, folder: str) -> None:
+    assert Settings.from_env({"LAKE_ROOT": root}).lake_root == Path(folder)
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/lake", "s3a://bucket/lake", "hdfs://host:8020/lake", "abfs://c@a/lake"])
+def test_a_lake_that_is_no_folder_is_refused(root: str) -> None:
+    with pytest.raises(Refusal, match=f"LAKE_ROOT='{root}': only a local folder .* can hold the lake so far"):
+        Settings.from_env({"LAKE_ROOT": root})
+
+
+SECURE = KafkaSettings(
+    bootstrap="broker:9094",
+    security_protocol="SASL_SSL",
+    sasl_mechanism="SCRAM-SHA-512",
+    username="tideline",
+    password="hush",
+    ssl_cafile="/ca.pem",
+    ssl_certfile="/cert.pem",
+    ssl_keyfile="/key.pem",
+    ssl_key_password="whisper",
+)
+
+
+@pytest.mark.parametrize("kafka", [KafkaSettings(), KafkaSettings(bootstrap="a:1,b:2"), SECURE])
+def test_kafka_s_settings_go_through_the_environment(kafka: KafkaSettings) -> None:
+    env = kafka.as_env()
+    assert KafkaSettings.from_env(env) == kafka
+    assert Settings.from_env(env).kafka == kafka
+    assert all(name.startswith("KAFKA_") and value for name, value in env.items())
+
+
+def test_secrets_do_not_show() -> None:
+    shown = repr(replace(Settings.from_env({}), kafka=SECURE))
+    assert "tideline" in shown
+    assert "hush" not in shown
+    assert "whisper" not in shown
+
+
+def test_every_setting_is_in_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    example = set(re.findall(r"^#?([A-Z_]+)=", (module.PROJECT / ".env.example").read_text(), re.MULTILINE))
+    read = set(re.findall(r'"((?:TIDELINE|LAKE|SPARK|STREAM|INGEST)_[A-Z_]+)"', Path(module.__file__).read_text()))
+    assert len(read) >= 8
+    assert read | set(SECURE.as_env()) <= example
+
+
+# -- What Spark is told --
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    jars = tmp_path / "jars" / "spark"
+    jars.mkdir(parents=True)
+    for name in ("b.jar", "a.jar", "readme.txt"):
+        (jars / name).touch()
+    return replace(Settings.from_env({}), jars=jars.parent, spark_master="local[3]", shuffle_partitions=2)
+
+
+def test_without_jars_nothing_is_started(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"no Spark jars in .*: fetch them with `tideline jars`"):
+        spark_conf(replace(settings, jars=tmp_path / "none"))
+    (tmp_path / "empty" / "spark").mkdir(parents=True)
+    with pytest.raises(Refusal, match="no Spark jars"):
+        spark_conf(replace(settings, jars=tmp_path / "empty"))
+
+
+def test_what_spark_is_told(settings: Settings) -> None:
+    conf = spark_conf(settings)
+    assert [Path(jar).name for jar in conf["spark.jars"].split(",")] == ["a.jar", "b.jar"]
+    assert conf["spark.driver.memory"] == settings.driver_memory
+    assert conf["spark.sql.shuffle.partitions"] == "2"
+    assert conf["spark.sql.session.timeZone"] == "UTC"
+    assert conf["spark.sql.adaptive.enabled"] == "false"
+    assert all(isinstance(value, str) for value in conf.values())
+
+
+def test_only_a_local_driver_keeps_to_this_machine(settings: Settings) -> None:
+    assert spark_conf(settings)["spark.driver.bindAddress"] == "127.0.0.1"
+    assert "spark.driver.bindAddress" not in spark_conf(replace(settings, spark_master="spark://master:7077"))
+
+
+def test_no_secret_is_handed_to_spark_s_settings(settings: Settings) -> None:
+    """They are in argv and in Spark's UI."""
+    told = " ".join(spark_conf(replace(settings, kafka=SECURE)).values())
+    assert "hush" not in told
+    assert "whisper" not in told
