@@ -14,6 +14,7 @@ class FailPoint(StrEnum):
     PLANNED = "F1"
     STAGED = "F2"
     TABLE_COMMITTED = "F3"
+    MERGED = "F8"
 
 
 def reach(point: FailPoint, batch: int) -> None:

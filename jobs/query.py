@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from jobs.connectors.tables import files_of
 from jobs.pipelines.relations import relations, tables
@@ -84,12 +84,13 @@ class Lake:
     def _table(self, name: str) -> DeltaTable | None:
         path = self._root / self._tables[name]
         try:
-            if name in self._opened:
-                self._opened[name].update_incremental()
-            else:
+            self._opened[name].update_incremental()
+        except (KeyError, DeltaError):
+            # Not read before, or deleted and created anew since.
+            try:
                 self._opened[name] = DeltaTable(path)
-        except TableNotFoundError:
-            return None
+            except TableNotFoundError:
+                return None
         return self._opened[name]
 
 

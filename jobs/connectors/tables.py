@@ -26,6 +26,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from jobs.connectors.checkpoint import Offsets
+from jobs.failpoints import FailPoint, reach
 from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -207,6 +208,7 @@ class TableWriter:
             ds.write_dataset(rows.scanner(columns=columns), folder, format="parquet", min_rows_per_group=100_000)
             actions += [self._place(file, data_change=False) for file in sorted(folder.glob("*.parquet"))]
             actions += [self._removal(file, size) for file, size in files.items()]
+        reach(FailPoint.MERGED, note.batch)
         if actions:
             self._transact(actions, note)
         self.discard(stage)

@@ -73,6 +73,22 @@ def test_killed_at_every_fail_point(job: str, settings: Settings, produce: Produ
         judge_output_topic(settings, job)
 
 
+def test_killed_while_small_files_are_merged(settings: Settings, produce: Produce, tmp_path: Path) -> None:
+    """F8: the merged file is written, its commit is not. The table's version 60 is batch 59."""
+    produce("numbers", numbers(1, 3000))
+    hit, log = tmp_path / "F8", tmp_path / "driver.log"
+    small = {"STREAM_MAX_OFFSETS": "45", "TIDELINE_FAILPOINT": f"F8:59:{hit}"}
+    driver = processes.start(settings, "ingest", "--until-caught-up", log=log, **small)
+    assert processes.finish(driver, log) == -signal.SIGKILL
+    assert hit.read_text().startswith("F8 batch 59")
+    assert batches_done(settings, "ingest") == 60
+    driver = processes.start(settings, "ingest", "--until-caught-up", log=log)
+    assert processes.finish(driver, log) == 0, log.read_text()[-4000:]
+    records = oracle.read_topic(settings.kafka.bootstrap, "numbers")
+    assert len(records) > 2900
+    assert defects(settings, "ingest", records) == []
+
+
 def judge_output_topic(settings: Settings, job: str) -> None:
     """The newest message of each key says what the newest row says, also where a batch was sent twice."""
     table = checker.read_table(settings.lake_root / "live" / job)
