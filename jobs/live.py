@@ -123,7 +123,8 @@ def _table_schema(windows: DataFrame) -> pa.Schema:
     time = pa.timestamp("us", tz="UTC")
     return pa.schema(
         [
-            *streams.arrow_schema(windows),
+            # A count is never null to Spark, but a batch's row has none.
+            *(column.with_nullable(True) for column in streams.arrow_schema(windows)),
             pa.field("epoch", pa.int64()),
             pa.field("batch", pa.int64()),
             pa.field("as_of", time),

@@ -52,7 +52,9 @@ def check_start(job: str, progress: Progress | None, note: Note | None, topics: 
     """Raise a `Refusal` with the reason unless the stream may begin."""
     reason = _disagreement(progress, note) or _topic_changed(note, topics) or _out_of_reach(progress, topics)
     if reason:
-        raise Refusal(f"stream {job!r} is refused: {reason}. Nothing was read or written; docs/operations.md says how to reset.")
+        raise Refusal(
+            f"stream {job!r} is refused: {reason}. Nothing was read or written; docs/operations.md says how to reset."
+        )
 
 
 def _disagreement(progress: Progress | None, note: Note | None) -> str | None:

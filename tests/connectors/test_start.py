@@ -48,7 +48,7 @@ def refusal(found: Progress | None, landed: Note | None, topics: dict[str, Topic
     except Refusal as refused:
         said = str(refused)
     assert said.startswith("stream 'ingest' is refused: ")
-    assert said.endswith(". Nothing was read or written.")
+    assert said.endswith(". Nothing was read or written; docs/operations.md says how to reset.")
     return said
 
 
