@@ -1,0 +1,52 @@
+"""The import contracts of pyproject.toml hold something: one planted import breaks each of them."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jobs.settings import PROJECT
+
+PLANTED = {
+    "definitions use the standard library only": ("jobs/pipelines/sources.py", "import jobs.settings"),
+    "transforms are DataFrame to DataFrame": ("jobs/transforms/parse.py", "import jobs.connectors.control"),
+    "jobs know nothing of Airflow": ("jobs/driver.py", "import airflow"),
+    "jobs know nothing of the embedded stack": ("jobs/driver.py", "import local.ports"),
+    "the embedded stack uses jobs, and nothing above them": ("local/ports.py", "import jobs.cli"),
+    "the plugin is free of Spark": ("plugins/tideline_airflow/defaults.py", "import pyspark"),
+    "connectors do not call their callers": ("jobs/connectors/kafka.py", "import jobs.ingest"),
+}
+
+
+def test_every_contract_can_be_broken(tmp_path: Path) -> None:
+    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert [contract["name"] for contract in contracts] == list(PLANTED)
+    for name in ("jobs", "local"):
+        shutil.copytree(PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PROJECT / "plugins", tmp_path / "plugins", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PROJECT / "pyproject.toml", tmp_path)
+    for file, planted in PLANTED.values():
+        with (tmp_path / file).open("a") as source:
+            source.write(f"\n{planted}\n")
+    found = lint(tmp_path)
+    for name in PLANTED:
+        assert f"{name} BROKEN" in found, found
+
+
+def lint(project: Path) -> str:
+    path = os.pathsep.join([str(project), str(project / "plugins")])
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if done.returncode not in (0, 1):
+        pytest.fail(done.stderr)
+    return done.stdout
