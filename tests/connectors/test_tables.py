@@ -235,7 +235,7 @@ def test_an_overtaken_writer_that_compacts_ends_and_hides_nothing(
 STEPS = st.tuples(st.sampled_from(["open", "commit", "commit", "tend"]), st.integers(0, 2))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=4, max_size=14))
 def test_whatever_three_writers_do_each_batch_is_there_once(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
@@ -271,7 +271,7 @@ def test_whatever_three_writers_do_each_batch_is_there_once(
     shutil.rmtree(path)
 
 
-ROUNDS, RACERS = 12, 3
+ROUNDS, RACERS = 8, 2
 
 
 def race(root: str, start: Barrier, results: "Queue[tuple[int, str]]") -> None:
