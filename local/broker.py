@@ -109,7 +109,14 @@ class Broker:
     def _format(self, properties: Path) -> None:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         tool = self._java("-XX:TieredStopAtLevel=1", "-Dlog4j2.level=WARN")
-        command = [*tool, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config", str(properties)]
+        command = [
+            *tool,
+            "kafka.tools.StorageTool",
+            "format",
+            f"--cluster-id={cluster_id}",
+            "--config",
+            str(properties),
+        ]
         ran = run(command, capture_output=True, text=True, check=False, timeout=_READY_SECONDS, env=dict(self.env))
         if ran.returncode:
             raise Refusal(f"the broker's folder {self._folder} cannot be formatted: {(ran.stdout + ran.stderr)[-800:]}")

@@ -98,21 +98,26 @@ def _read_text(decoded: DataFrame, source: Source) -> DataFrame:
 
 
 def _read_json(decoded: DataFrame, source: Source) -> DataFrame:
-    plain_fields = F.from_json("_text", ", ".join(f"`{f.name}` {f.type}" for f in source.fields), _JSON_OPTIONS)
-    texts = F.from_json("_text", ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields), _JSON_OPTIONS)
-    plain = F.col("_undecodable").isNull() & F.col("_text").rlike(plain_shape(source))
-    read = decoded.withColumn("_plain", F.when(plain, plain_fields))
+    types = ", ".join(f"`{field.name}` {field.type}" for field in source.fields)
+    plain = F.from_json("_text", types, _JSON_OPTIONS)
+    ok = F.col("_undecodable").isNull() & _is_plain(source)
     for field in source.fields:
-        plain = plain & F.col(f"_plain.`{field.name}`").isNotNull()
-    read = read.withColumn("_ok", plain).withColumn("_texts", F.when(~F.col("_ok"), texts))
-    document = F.try_parse_json(F.concat(F.lit("["), F.col("_text"), F.lit(",1]")))
-    read = read.withColumn("_document", F.when(~F.col("_ok"), document))
-    strict = F.coalesce(
-        F.col("_undecodable"),
-        F.when(~_is_one_object(F.col("_document")), "malformed JSON"),
-        *(_json_problem(field) for field in source.fields),
+        ok = ok & plain[field.name].isNotNull()
+    # Inside a function of higher order, which Spark interprets: in the generated code of every record this much
+    # costs more than the parsing, though hardly one comes here.
+    strict = F.transform(F.array("_text"), lambda text: _read_strictly(text, source))[0]
+    # All three at once, so that Spark finds that they share the parsing; one after the other each copies the record.
+    read = decoded.select(
+        "*",
+        plain.alias("_plain"),
+        ok.alias("_ok"),
+        F.when(F.col("_undecodable").isNull() & ~ok, strict).alias("_strict"),
     )
-    return _finish(read, source, F.when(~F.col("_ok"), strict), F.col("_ok"))
+    fields = (
+        F.when(F.col("_ok"), F.col(f"_plain.`{f.name}`")).otherwise(F.col(f"_strict.`{f.name}`")).alias(f.name)
+        for f in source.fields
+    )
+    return _finish(read, source, F.coalesce("_undecodable", "_strict._problem"), F.struct(*fields))
 
 
 def _read_csv(decoded: DataFrame, source: Source) -> DataFrame:
@@ -120,45 +125,60 @@ def _read_csv(decoded: DataFrame, source: Source) -> DataFrame:
     options = {"columnNameOfCorruptRecord": "_corrupt", "mode": "PERMISSIVE"}
     line = F.regexp_replace("_text", r"\r?\n$", "")
     read = decoded.withColumn("_texts", F.from_csv(line, f"{columns}, `_corrupt` STRING", options))
-    several = line.rlike(r"[\r\n]")
+    texts, several = F.col("_texts"), line.rlike(r"[\r\n]")
     problem = F.coalesce(
         F.col("_undecodable"),
-        F.when(several | F.col("_texts._corrupt").isNotNull(), "malformed CSV"),
-        *(_csv_problem(field) for field in source.fields),
+        F.when(several | texts["_corrupt"].isNotNull(), "malformed CSV"),
+        *(_csv_problem(field, texts[field.name]) for field in source.fields),
     )
-    return _finish(read, source, problem, F.lit(False))
+    fields = (_convert_text(field, texts[field.name]).alias(field.name) for field in source.fields)
+    return _finish(read, source, problem, F.struct(*fields))
 
 
-def _finish(read: DataFrame, source: Source, problem: Column, plain: Column) -> DataFrame:
-    """Take the typed fields from the plain path, or convert what the strict one read."""
-    convert = _convert_json if source.format is Format.JSON else _convert_csv
-    fields = {field.name: convert(field) for field in source.fields}
-    if source.format is Format.JSON:
-        fields = {name: F.when(plain, F.col(f"_plain.`{name}`")).otherwise(strict) for name, strict in fields.items()}
+def _finish(read: DataFrame, source: Source, problem: Column, fields: Column) -> DataFrame:
     return (
         read.withColumn("_problem", problem)
-        .withColumn("_fields", F.struct(*(column.alias(name) for name, column in fields.items())))
+        .withColumn("_fields", fields)
         .withColumn("_event_ms", F.col(f"_fields.`{source.event_time_field}`"))
     )
 
 
-def plain_shape(source: Source) -> str:
-    """A regular expression that only flat objects with every field of its own type match.
+def _is_plain(source: Source) -> Column:
+    """Whether the text is an object without another inside, and every field is written as its type wants.
 
-    What it misses is read by the strict path: it may be too strict, never too lenient.
+    What this misses is read by the strict path: it may be too strict, never too lenient.
     """
-    return r"^\s*+\{(?=[^{}\[\]]*+\}\s*+$)" + "".join(_plain_field(field) for field in source.fields)
+    shapes = [_plain_shape(field) for field in source.fields if field.type != "BIGINT"]
+    plain = F.col("_text").rlike(shapes[0] if shapes else r"^\s*+\{[^{}]*+\}\s*+$")
+    for shape in shapes[1:]:
+        plain = plain & F.col("_text").rlike(shape)
+    return plain
 
 
-def _plain_field(field: Field) -> str:
-    if field.type == "BIGINT":
-        return ""  # Spark's reader takes whole numbers only.
+def _plain_shape(field: Field) -> str:
+    """A flat object in which the field's name is first followed by a value of its type.
+
+    Spark's reader takes only whole numbers for a BIGINT, so that is no question here.
+    """
     if field.type == "STRING":
-        shape = '"'
+        rest = r'"[^{}]*+'
     else:
         whole, scale = _digits(field)
-        shape = rf"-?[0-9]{{1,{whole}}}+(?:\.[0-9]{{1,{scale}}}+)?+\s*+[,}}]"
-    return rf'(?=.*?"{field.name}"\s*+:\s*+{shape})'
+        rest = rf"-?[0-9]{{1,{whole}}}+(?:\.[0-9]{{1,{scale}}}+)?+\s*+(?:,[^{{}}]*+)?+"
+    before = rf'[^{{}}"]*+(?:"(?!{field.name}")[^{{}}"]*+)*+'
+    return rf'^\s*+\{{{before}"{field.name}"\s*+:\s*+{rest}\}}\s*+$'
+
+
+def _read_strictly(text: Column, source: Source) -> Column:
+    """The fields of a JSON text and `_problem`, the reason why it is rejected."""
+    texts = F.from_json(text, ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields), _JSON_OPTIONS)
+    document = F.try_parse_json(F.concat(F.lit("["), text, F.lit(",1]")))
+    fields = {f.name: _convert_json(f, texts[f.name], text) for f in source.fields}
+    problem = F.coalesce(
+        F.when(~_is_one_object(document), "malformed JSON"),
+        *(_json_problem(f, texts[f.name], document, fields[f.name]) for f in source.fields),
+    )
+    return F.struct(problem.alias("_problem"), *(column.alias(name) for name, column in fields.items()))
 
 
 def _digits(field: Field) -> tuple[int, int]:
@@ -180,33 +200,32 @@ def _is_one_object(document: Column) -> Column:
     return F.coalesce(kind.startswith("OBJECT") & (end == 1) & beyond.isNull(), F.lit(False))
 
 
-def _json_problem(field: Field) -> Column:
-    kind = F.schema_of_variant(F.try_variant_get(F.col("_document"), f"$[0].{field.name}", "variant"))
+def _json_problem(field: Field, read: Column, document: Column, converted: Column) -> Column:
+    kind = F.schema_of_variant(F.try_variant_get(document, f"$[0].{field.name}", "variant"))
     right = kind == "STRING" if field.type == "STRING" else kind.rlike("^(BIGINT|DECIMAL|DOUBLE)")
     if field.type == "BIGINT":
-        right = right & F.col(f"_texts.`{field.name}`").rlike(_WHOLE)
+        right = right & read.rlike(_WHOLE)
     return (
         F.when(kind.isNull() | (kind == "VOID"), f"missing: {field.name}")
         .when(~right, f"wrong type: {field.name}")
-        .when(_convert_json(field).isNull(), f"does not fit: {field.name}")
+        .when(converted.isNull(), f"does not fit: {field.name}")
     )
 
 
-def _convert_json(field: Field) -> Column:
+def _convert_json(field: Field, read: Column, text: Column) -> Column:
     """What the strict path read as the field's type; null if it is none or would have to be rounded."""
-    read = F.col(f"_texts.`{field.name}`")
     if not field.type.startswith("DECIMAL"):
-        return _convert_csv(field)
+        return _convert_text(field, read)
     # Numbers so long that even the finest DECIMAL rounds them, and those that it makes zero.
     named = rf'"{field.name}"\s*+:\s*+-?'
-    rounded = F.col("_text").rlike(rf"{named}(?:[0-9.]{{28}}|[0-9.]{{19,}}+[eE])")
-    vanished = (read == 0) & F.col("_text").rlike(rf"{named}[0.]*+[1-9]")
+    rounded = text.rlike(rf"{named}(?:[0-9.]{{28}}|[0-9.]{{19,}}+[eE])")
+    vanished = (read == 0) & text.rlike(rf"{named}[0.]*+[1-9]")
     fitting = read.try_cast(field.type)
     return F.when(~rounded & ~vanished & (fitting == read), fitting)
 
 
-def _csv_problem(field: Field) -> Column:
-    text, converted = F.col(f"_texts.`{field.name}`"), _convert_csv(field)
+def _csv_problem(field: Field, text: Column) -> Column:
+    converted = _convert_text(field, text)
     number = text.rlike(_NUMBER if field.type.startswith("DECIMAL") else _WHOLE)
     return (
         F.when(text.isNull(), f"missing: {field.name}")
@@ -215,9 +234,8 @@ def _csv_problem(field: Field) -> Column:
     )
 
 
-def _convert_csv(field: Field) -> Column:
-    """The text of a field as its type; null if it is none or would have to be rounded."""
-    text = F.col(f"_texts.`{field.name}`")
+def _convert_text(field: Field, text: Column) -> Column:
+    """A text as the field's type; null if it is none or would have to be rounded."""
     if field.type == "STRING":
         return text
     if field.type == "BIGINT":

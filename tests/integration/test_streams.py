@@ -34,7 +34,9 @@ def now_ms() -> int:
 
 def lines(seed: int, count: int) -> list[Record]:
     made = traffic("lines", seed=seed, count=count, start_ms=None, late=0.05, duplicate=0.05, corrupt=0.05)
-    shuffled = [Record(partition=-1, arrival_ms=0, key=r.key or b"k", value=r.value, headers=tuple(r.headers)) for r in made]
+    shuffled = [
+        Record(partition=-1, arrival_ms=0, key=r.key or b"k", value=r.value, headers=tuple(r.headers)) for r in made
+    ]
     Random(seed).shuffle(shuffled)
     return shuffled
 
