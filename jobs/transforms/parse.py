@@ -122,7 +122,8 @@ def _read_json(decoded: DataFrame, source: Source) -> DataFrame:
 
 def _read_csv(decoded: DataFrame, source: Source) -> DataFrame:
     columns = ", ".join(f"`{field.name}` STRING" for field in source.fields)
-    options = {"columnNameOfCorruptRecord": "_corrupt", "mode": "PERMISSIVE"}
+    # A quote within quotes is doubled (RFC 4180); a backslash is a backslash.
+    options = {"columnNameOfCorruptRecord": "_corrupt", "mode": "PERMISSIVE", "escape": '"'}
     line = F.regexp_replace("_text", r"\r?\n$", "")
     read = decoded.withColumn("_texts", F.from_csv(line, f"{columns}, `_corrupt` STRING", options))
     texts, several = F.col("_texts"), line.rlike(r"[\r\n]")
@@ -156,26 +157,26 @@ def _is_plain(source: Source) -> Column:
 
 
 def _plain_shape(field: Field) -> str:
-    """A flat object in which the field's name is first followed by a value of its type.
+    """A flat object in which the field's name stands once and is followed by a value of its type.
 
     Spark's reader takes only whole numbers for a BIGINT, so that is no question here.
     """
+    without_it = rf'[^{{}}"]*+(?:"(?!{field.name}")[^{{}}"]*+)*+'
     if field.type == "STRING":
-        rest = r'"[^{}]*+'
+        rest = rf'"{without_it}'
     else:
         whole, scale = _digits(field)
-        rest = rf"-?[0-9]{{1,{whole}}}+(?:\.[0-9]{{1,{scale}}}+)?+\s*+(?:,[^{{}}]*+)?+"
-    before = rf'[^{{}}"]*+(?:"(?!{field.name}")[^{{}}"]*+)*+'
-    return rf'^\s*+\{{{before}"{field.name}"\s*+:\s*+{rest}\}}\s*+$'
+        rest = rf"-?[0-9]{{1,{whole}}}+(?:\.[0-9]{{1,{scale}}}+)?+\s*+(?:,{without_it})?+"
+    return rf'^\s*+\{{{without_it}"{field.name}"\s*+:\s*+{rest}\}}\s*+$'
 
 
 def _read_strictly(text: Column, source: Source) -> Column:
     """The fields of a JSON text and `_problem`, the reason why it is rejected."""
     texts = F.from_json(text, ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields), _JSON_OPTIONS)
-    document = F.try_parse_json(F.concat(F.lit("["), text, F.lit(",1]")))
+    document = F.try_parse_json(F.concat(F.lit("["), text, F.lit(',"'), F.md5(text), F.lit('"]')))
     fields = {f.name: _convert_json(f, texts[f.name], text) for f in source.fields}
     problem = F.coalesce(
-        F.when(~_is_one_object(document), "malformed JSON"),
+        F.when(~_is_one_object(document, text), "malformed JSON"),
         *(_json_problem(f, texts[f.name], document, fields[f.name]) for f in source.fields),
     )
     return F.struct(problem.alias("_problem"), *(column.alias(name) for name, column in fields.items()))
@@ -192,12 +193,15 @@ def _strict_type(field: Field) -> str:
     return f"DECIMAL(38,{38 - _digits(field)[0]})" if field.type.startswith("DECIMAL") else "STRING"
 
 
-def _is_one_object(document: Column) -> Column:
-    """`[text,1]` holds exactly two things, the first an object: nothing stood before or after it."""
-    end = F.try_variant_get(document, "$[1]", "int")
+def _is_one_object(document: Column, text: Column) -> Column:
+    """`[text,"its digest"]` holds exactly these two, the first an object: nothing stood before or after it.
+
+    The reader stops at the first `]`, so a text could bring an end of its own, but not with its own digest.
+    """
+    end = F.try_variant_get(document, "$[1]", "string")
     kind = F.schema_of_variant(F.try_variant_get(document, "$[0]", "variant"))
     beyond = F.try_variant_get(document, "$[2]", "variant")
-    return F.coalesce(kind.startswith("OBJECT") & (end == 1) & beyond.isNull(), F.lit(False))
+    return F.coalesce(kind.startswith("OBJECT") & (end == F.md5(text)) & beyond.isNull(), F.lit(False))
 
 
 def _json_problem(field: Field, read: Column, document: Column, converted: Column) -> Column:
@@ -217,7 +221,8 @@ def _convert_json(field: Field, read: Column, text: Column) -> Column:
     if not field.type.startswith("DECIMAL"):
         return _convert_text(field, read)
     # Numbers so long that even the finest DECIMAL rounds them, and those that it makes zero.
-    named = rf'"{field.name}"\s*+:\s*+-?'
+    # A name may be written with escapes.
+    named = rf'(?:"{field.name}"|\\u[^"]*+")\s*+:\s*+-?'
     rounded = text.rlike(rf"{named}(?:[0-9.]{{28}}|[0-9.]{{19,}}+[eE])")
     vanished = (read == 0) & text.rlike(rf"{named}[0.]*+[1-9]")
     fitting = read.try_cast(field.type)

@@ -37,6 +37,16 @@ def parsed(spark: SparkSession, source: str, *values: bytes | None, key: bytes |
 
 
 NUMBERS = [
+    ('{"id":1,"ts":%d,"value":2.5},1]', "malformed JSON"),
+    ('{"id":1,"ts":%d,"value":2.5},1],{', "malformed JSON"),
+    ('{"id":1,"ts":%d,"value":1,"value":"2.5"}', "wrong type: value"),
+    ('{"id":1,"ts":%d,"value":1,"value":1.12345678}', "does not fit: value"),
+    ('{"id":1,"ts":%d,"value":1,"value":2}', None),
+    ('{"id":1,"ts":%d,"x\\"value":1,"value":"2.5"}', "wrong type: value"),
+    ('{"id":1,"ts":%d,"x\\"value":1,"value":1.12345678}', "does not fit: value"),
+    ('{"id":1,"ts":%d,"\\u0076alue":2.5}', None),
+    ('{"id":1,"ts":%d,"\\u0076alue":1e-30}', "does not fit: value"),
+    ('{"id":1,"ts":%d,"val\\u0075e":1.00000000000000000000000000001}', "does not fit: value"),
     ('{"id":1,"ts":%d,"value":1.5}', None),
     (' { "value" : 1.5 , "ts" : %d , "id" : 1 } ', None),
     ('{"id":1,"ts":%d,"value":1.5,"more":{"value":"2"}}', None),
@@ -93,6 +103,8 @@ def test_bytes_that_are_no_text_and_keys(spark: SparkSession) -> None:
 
 
 LINES = [
+    ('%d,"pump ""A"", hall",m,1.5', None),
+    ('%d,"C:\\",m,1.5', None),
     ("%d,d,m,1.5", None),
     ('%d,"d, ""quoted""",m,-2\r\n', None),
     ("%d,d,m", "malformed CSV"),
@@ -111,6 +123,7 @@ LINES = [
 def test_raw_data(spark: SparkSession) -> None:
     rows = parsed(spark, "raw_data", *(line.replace("%d", str(NOW)).encode() for line, _ in LINES))
     assert [(line, row["reason"]) for (line, _), row in zip(LINES, rows, strict=True)] == LINES
+    assert [row["device"] for row in rows[:2]] == ['pump "A", hall', "C:\\"]
 
 
 def test_lines_take_their_time_from_the_header_else_from_the_arrival(spark: SparkSession) -> None:
@@ -129,9 +142,10 @@ def test_strings_must_be_strings(spark: SparkSession) -> None:
         '{"user":5,"ts":%d,"page":"p"}',
         '{"user":["u"],"ts":%d,"page":"p"}',
         '{"user":"u{","ts":%d,"page":"\\"p"}',
+        '{"user":"u","user":5,"ts":%d,"page":"p"}',
     ]
     rows = parsed(spark, "clicks", *((text % NOW).encode() for text in texts))
-    assert [row["reason"] for row in rows] == ["wrong type: user", "wrong type: user", None]
+    assert [row["reason"] for row in rows] == ["wrong type: user", "wrong type: user", None, "wrong type: user"]
 
 
 def judge(spark: SparkSession, source: str, records: list[Record]) -> None:
