@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
@@ -312,9 +313,12 @@ def query(
     elif output is QueryOutput.CSV:
         print(lake.as_csv(answer), end="")
     else:
-        table = Table(*answer.column_names)
+        table = Table()
+        for name in answer.column_names:
+            table.add_column(Text(name))
         for row in lake.as_text(answer):
-            table.add_row(*row)
+            # Data is no markup: a line of text may hold brackets.
+            table.add_row(*map(Text, row))
         # Into a pipe or a file every column goes whole.
         console = Console(width=None if sys.stdout.isatty() else 1000)
         console.print(table)
@@ -351,7 +355,7 @@ def main() -> None:
     try:
         app()
     except (Refusal, RefusedDefinitionError) as refusal:
-        errors.print(f"[red]tideline:[/red] {refusal}", highlight=False, soft_wrap=True)
+        errors.print("[red]tideline:[/red]", Text(str(refusal)), highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

@@ -45,7 +45,7 @@ def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient) -> 
         raise Refusal(f"no topic {', '.join(missing)}: run the DAG provision_topics or `tideline topics apply`")
     checkpoint = Checkpoint(settings.lake_root / checkpoint_of(pipeline.name))
     note = last_note(settings.lake_root / pipeline.live_table)
-    check_start(pipeline.name, Progress.read(checkpoint), note, topics)
+    check_start(pipeline.name, Progress.read(checkpoint), note, topics, pipeline.fingerprint)
     return topics[pipeline.source.name]
 
 

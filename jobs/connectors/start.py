@@ -48,9 +48,20 @@ class Progress:
         )
 
 
-def check_start(job: str, progress: Progress | None, note: Note | None, topics: Mapping[str, TopicState]) -> None:
-    """Raise a `Refusal` with the reason unless the stream may begin."""
-    reason = _disagreement(progress, note) or _topic_changed(note, topics) or _out_of_reach(progress, topics)
+def check_start(
+    job: str,
+    progress: Progress | None,
+    note: Note | None,
+    topics: Mapping[str, TopicState],
+    fingerprint: str | None = None,
+) -> None:
+    """Raise a `Refusal` with the reason unless the stream may begin; ``fingerprint`` is that of its definition."""
+    reason = (
+        _disagreement(progress, note)
+        or _definition_changed(note, fingerprint)
+        or _topic_changed(note, topics)
+        or _out_of_reach(progress, topics)
+    )
     if reason:
         raise Refusal(
             f"stream {job!r} is refused: {reason}. Nothing was read or written; docs/operations.md says how to reset."
@@ -78,6 +89,15 @@ def _disagreement(progress: Progress | None, note: Note | None) -> str | None:
             f"{progress.write_id}): restore the one that belongs to it, or reset the stream"
         )
     return _batches_disagree(progress, note)
+
+
+def _definition_changed(note: Note | None, fingerprint: str | None) -> str | None:
+    if note is None or note.fingerprint == fingerprint:
+        return None
+    return (
+        f"its definition has changed (fingerprint {fingerprint}, the rows so far are of {note.fingerprint}): the state "
+        "in the checkpoint means something else; take the change back, or reset the stream"
+    )
 
 
 def _batches_disagree(progress: Progress, note: Note) -> str | None:

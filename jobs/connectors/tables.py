@@ -127,6 +127,12 @@ class TableWriter:
         table = DeltaTable.create(
             path, schema=schema, partition_by=[partition], mode="ignore", configuration=_PROPERTIES
         )
+        names = [field.name for field in table.schema().fields]
+        if names != schema.names:
+            raise Refusal(
+                f"{path} has the columns {names}, the job writes {schema.names}: the definition has changed; take the "
+                "change back, or reset the stream"
+            )
         return cls(path, table)
 
     @property

@@ -21,6 +21,7 @@ LINES = Source(
     format=Format.TEXT,
     fields=(Field(name="text", type="STRING"),),
     event_time_header="ts",
+    keyed=False,
 )
 
 CLICKS = Source(

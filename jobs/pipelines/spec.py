@@ -131,7 +131,8 @@ class Source:
     """A Kafka topic with a schema, a format and an event time.
 
     Event time is the field ``event_time_field``, or (plain text) the header ``event_time_header``, in
-    milliseconds since the epoch. ``key`` names the column that holds the record's Kafka key.
+    milliseconds since the epoch. ``key`` names the column that holds the record's Kafka key; ``keyed`` says whether
+    producers use keys at all, so that a new partition would take some of them away from theirs.
     ``identity`` names the fields that make two records the same; without it repeats count.
     """
 
@@ -142,6 +143,7 @@ class Source:
     event_time_field: str | None = None
     event_time_header: str | None = None
     key: str | None = None
+    keyed: bool = True
     identity: tuple[str, ...] = ()
     partitions: int = 3
     retention_hours: int = 168
@@ -207,7 +209,7 @@ class Source:
                 ("message.timestamp.type", "LogAppendTime"),
                 ("retention.ms", str(self.retention_hours * HOUR_MS)),
             ),
-            moves_keys=self.key is not None,
+            moves_keys=self.keyed,
         )
 
     @property

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType
 
-from jobs.pipelines.spec import Measure, Pipeline, RefusedDefinitionError, Window, WindowKind
+from jobs.pipelines.spec import Pipeline, RefusedDefinitionError, Window, WindowKind
 
 SLICE_FORMAT = "yyyyMMdd'T'HHmmss'Z'"
 
@@ -21,14 +21,15 @@ def aggregate(events: DataFrame, pipeline: Pipeline) -> DataFrame:
     transformed = events.sparkSession.sql(pipeline.transform, args=None, **sources)
     keys = [F.col(f"`{key}`") for key in pipeline.keys]
     windows = transformed.groupBy(_window(pipeline.window).alias("window"), *keys).agg(
-        *(_measure(measure) for measure in pipeline.measures)
+        *(F.expr(measure.sql).alias(measure.name) for measure in pipeline.measures)
     )
-    _refuse_inexact(transformed, pipeline)
+    for frame, made in ((transformed, "transform"), (windows, "measures")):
+        _refuse_inexact(frame, made, pipeline)
     return windows.select(
         F.col("window.start").alias("window_start"),
         F.col("window.end").alias("window_end"),
         *keys,
-        *(F.col(measure.name) for measure in pipeline.measures),
+        *(F.col(measure.name).cast(measure.type).alias(measure.name) for measure in pipeline.measures),
         slice_of(F.col("window.start"), pipeline.slice_seconds).alias("slice"),
     )
 
@@ -45,15 +46,11 @@ def _window(window: Window) -> Column:
     return F.window("event_time", f"{window.size_ms} milliseconds", f"{window.slide_ms} milliseconds")
 
 
-def _measure(measure: Measure) -> Column:
-    return F.expr(measure.sql).cast(measure.type).alias(measure.name)
-
-
-def _refuse_inexact(transformed: DataFrame, pipeline: Pipeline) -> None:
-    """What the text of a definition cannot show: a DOUBLE that the transform made."""
-    inexact = [f.name for f in transformed.schema.fields if isinstance(f.dataType, DoubleType | FloatType)]
+def _refuse_inexact(frame: DataFrame, made: str, pipeline: Pipeline) -> None:
+    """What the text of a definition cannot show: a DOUBLE that comes out of it."""
+    inexact = [f.name for f in frame.schema.fields if isinstance(f.dataType, DoubleType | FloatType)]
     if inexact:
         raise RefusedDefinitionError(
-            f"pipeline {pipeline.name!r}: the transform makes {inexact} a DOUBLE, whose sum depends on the order of "
-            "the records: cast to DECIMAL"
+            f"pipeline {pipeline.name!r}: {made} make {inexact} a DOUBLE, whose last digit depends on the order of "
+            "the records: cast to DECIMAL, divide a sum by a count instead of avg"
         )

@@ -10,7 +10,6 @@ from pyspark.sql import functions as F
 
 from jobs.pipelines.spec import Field, Format, Source
 
-RECORD_COLUMNS = ("topic", "partition", "offset", "arrival_time", "event_time")
 _MILLISECONDS = r"^-?[0-9]{1,18}$"
 _WHOLE = r"^-?[0-9]+$"
 _NUMBER = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
@@ -99,8 +98,9 @@ def _read_text(decoded: DataFrame, source: Source) -> DataFrame:
 
 def _read_json(decoded: DataFrame, source: Source) -> DataFrame:
     types = ", ".join(f"`{field.name}` {field.type}" for field in source.fields)
-    plain = F.from_json("_text", types, _JSON_OPTIONS)
-    ok = F.col("_undecodable").isNull() & _is_plain(source)
+    readable = F.col("_undecodable").isNull()
+    plain = F.when(readable & _is_plain(source), F.from_json("_text", types, _JSON_OPTIONS))
+    ok = plain.isNotNull()
     for field in source.fields:
         ok = ok & plain[field.name].isNotNull()
     # Inside a function of higher order, which Spark interprets: in the generated code of every record this much
@@ -111,7 +111,7 @@ def _read_json(decoded: DataFrame, source: Source) -> DataFrame:
         "*",
         plain.alias("_plain"),
         ok.alias("_ok"),
-        F.when(F.col("_undecodable").isNull() & ~ok, strict).alias("_strict"),
+        F.when(readable & ~ok, strict).alias("_strict"),
     )
     fields = (
         F.when(F.col("_ok"), F.col(f"_plain.`{f.name}`")).otherwise(F.col(f"_strict.`{f.name}`")).alias(f.name)
@@ -125,11 +125,13 @@ def _read_csv(decoded: DataFrame, source: Source) -> DataFrame:
     # A quote within quotes is doubled (RFC 4180); a backslash is a backslash.
     options = {"columnNameOfCorruptRecord": "_corrupt", "mode": "PERMISSIVE", "escape": '"'}
     line = F.regexp_replace("_text", r"\r?\n$", "")
-    read = decoded.withColumn("_texts", F.from_csv(line, f"{columns}, `_corrupt` STRING", options))
-    texts, several = F.col("_texts"), line.rlike(r"[\r\n]")
+    # Spark's reader fails, whatever its mode, on a line of more than 20,480 columns.
+    one_line = ~line.rlike(r"[\r\n]") & (F.length(line) - F.length(F.replace(line, F.lit(","))) < 1000)
+    read = decoded.withColumn("_texts", F.when(one_line, F.from_csv(line, f"{columns}, `_corrupt` STRING", options)))
+    texts = F.col("_texts")
     problem = F.coalesce(
         F.col("_undecodable"),
-        F.when(several | texts["_corrupt"].isNotNull(), "malformed CSV"),
+        F.when(texts.isNull() | texts["_corrupt"].isNotNull(), "malformed CSV"),
         *(_csv_problem(field, texts[field.name]) for field in source.fields),
     )
     fields = (_convert_text(field, texts[field.name]).alias(field.name) for field in source.fields)
@@ -172,11 +174,15 @@ def _plain_shape(field: Field) -> str:
 
 def _read_strictly(text: Column, source: Source) -> Column:
     """The fields of a JSON text and `_problem`, the reason why it is rejected."""
-    texts = F.from_json(text, ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields), _JSON_OPTIONS)
+    types = ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields)
+    # Spark would write out all the digits of 1e10000000 before it finds that they do not fit.
+    endless = text.rlike(r':\s*+"?+-?[0-9.]++[eE][+-]?[0-9]{4}')
+    texts = F.when(~endless, F.from_json(text, types, _JSON_OPTIONS))
     document = F.try_parse_json(F.concat(F.lit("["), text, F.lit(',"'), F.md5(text), F.lit('"]')))
     fields = {f.name: _convert_json(f, texts[f.name], text) for f in source.fields}
     problem = F.coalesce(
         F.when(~_is_one_object(document, text), "malformed JSON"),
+        F.when(endless, "does not fit: exponent"),
         *(_json_problem(f, texts[f.name], document, fields[f.name]) for f in source.fields),
     )
     return F.struct(problem.alias("_problem"), *(column.alias(name) for name, column in fields.items()))
@@ -250,7 +256,7 @@ def _convert_text(field: Field, text: Column) -> Column:
 
 def _decimals(text: Column) -> Column:
     """How many digits after the point the number needs, exponent included."""
-    fraction = F.regexp_replace(F.regexp_extract(text, r"\.([0-9]+)", 1), "0+$", "")
+    fraction = F.regexp_replace(F.regexp_extract(text, r"\.([0-9]+)", 1), r"(?<!0)0++$", "")
     exponent = F.regexp_extract(text, r"[eE]([+-]?[0-9]+)$", 1).try_cast("int")
     return F.length(fraction) - F.when(text.rlike("[eE]"), F.coalesce(exponent, F.lit(-99))).otherwise(0)
 

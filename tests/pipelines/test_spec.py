@@ -251,7 +251,7 @@ def test_topics_as_they_should_be() -> None:
         ("retention.ms", "604800000"),
     )
     assert source().topic == Topic(name="readings", partitions=3, configs=configs, moves_keys=True)
-    assert not source(key=None).topic.moves_keys, "nothing is keyed: partitions may be added"
+    assert not source(keyed=False).topic.moves_keys, "nothing is keyed: partitions may be added"
     compacted = (("cleanup.policy", "compact"),)
     wanted = Topic(name="devices", partitions=5, configs=compacted, moves_keys=True)
     assert pipeline(source=source(partitions=5)).topic == wanted

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.spec import RefusedDefinitionError
+from jobs.pipelines.spec import Measure, RefusedDefinitionError
 from jobs.transforms.aggregate import aggregate
 from tests import oracle
 from tests.oracle import Event, Record
@@ -76,5 +76,18 @@ def test_a_double_that_the_transform_makes_is_refused(spark: SparkSession) -> No
         PIPELINES["rolling_sum"], transform="SELECT event_time, key, CAST(value AS FLOAT) AS value FROM {numbers}"
     )
     frame = spark.createDataFrame([], f"event_time timestamp, {COLUMNS['numbers']}")
+    with pytest.raises(RefusedDefinitionError, match="DOUBLE"):
+        aggregate(frame, loose)
+
+
+@pytest.mark.parametrize("sql", ["avg(id)", "sum(value * 1e0)", "stddev(value)"])
+def test_a_double_that_a_measure_makes_is_refused(spark: SparkSession, sql: str) -> None:
+    loose = replace(
+        PIPELINES["rolling_sum"],
+        transform="SELECT event_time, key, id, value FROM {numbers}",
+        measures=(Measure(name="m", sql=sql, type="DECIMAL(28,6)"),),
+        checks=(),
+    )
+    frame = spark.createDataFrame([], f"event_time timestamp, {COLUMNS['numbers']}, id bigint")
     with pytest.raises(RefusedDefinitionError, match="DOUBLE"):
         aggregate(frame, loose)

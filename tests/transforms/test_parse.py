@@ -37,6 +37,8 @@ def parsed(spark: SparkSession, source: str, *values: bytes | None, key: bytes |
 
 
 NUMBERS = [
+    ('{"id":1,"ts":%d,"value":1e300000000}', "does not fit: exponent"),
+    ('{"id":1,"ts":%d,"value":"1e300000000"}', "does not fit: exponent"),
     ('{"id":1,"ts":%d,"value":2.5},1]', "malformed JSON"),
     ('{"id":1,"ts":%d,"value":2.5},1],{', "malformed JSON"),
     ('{"id":1,"ts":%d,"value":1,"value":"2.5"}', "wrong type: value"),
@@ -105,6 +107,8 @@ def test_bytes_that_are_no_text_and_keys(spark: SparkSession) -> None:
 LINES = [
     ('%d,"pump ""A"", hall",m,1.5', None),
     ('%d,"C:\\",m,1.5', None),
+    ("%d" + "," * 25_000, "malformed CSV"),
+    ("%d,d,m,0." + "0" * 100_000 + "1", "does not fit: value"),
     ("%d,d,m,1.5", None),
     ('%d,"d, ""quoted""",m,-2\r\n', None),
     ("%d,d,m", "malformed CSV"),
