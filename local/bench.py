@@ -26,7 +26,6 @@ from kafka import KafkaProducer
 from jobs import pipelines
 from jobs.connectors import topics, traffic
 from jobs.connectors.kafka import admin, client_options
-from jobs.connectors.tables import files_of
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
 from jobs.pipelines.spec import Topic
 from jobs.query import Lake
@@ -233,7 +232,7 @@ def _counted(workload: str, paths: list[Path]) -> int:
     total = 0
     for path in paths:
         with duckdb.connect() as database:
-            database.register("rows", files_of(DeltaTable(path), path))
+            database.register("rows", DeltaTable(path).to_pyarrow_dataset())
             (counted,) = database.sql(_COUNTS[workload]).fetchall()[0]
             total += int(counted or 0)
     return total
