@@ -12,13 +12,12 @@ from jobs import driver, session
 from jobs.connectors import streams
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Lease
-from jobs.connectors.kafka import TopicState, admin, states
+from jobs.connectors.kafka import TopicState, admin, require
 from jobs.connectors.start import Progress, check_start
 from jobs.connectors.tables import TableWriter, last_note
 from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines import INGEST, SOURCES
 from jobs.pipelines.spec import Source, checkpoint_of, control_of
-from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.transforms.parse import parse
 
@@ -30,21 +29,13 @@ def run(settings: Settings, *, until_caught_up: bool = False) -> None:
     lease = Lease.acquire(settings.lake_root / control_of(INGEST), INGEST)
     try:
         with admin(settings.kafka) as client, driver.stop_on_signal() as stop:
-            topics = _topics(client)
+            topics = require(client, SOURCES)
             for source in SOURCES.values():
                 _check(settings, source, topics)
             with session.opened(settings, INGEST) as spark:
                 _run_queries(spark, settings, lease, client, topics, stop, until_caught_up)
     finally:
         lease.release()
-
-
-def _topics(client: KafkaAdminClient) -> dict[str, TopicState]:
-    topics = states(client, SOURCES)
-    missing = sorted(set(SOURCES) - set(topics))
-    if missing:
-        raise Refusal(f"no topic {', '.join(missing)}: run the DAG provision_topics or `tideline topics apply`")
-    return topics
 
 
 def _check(settings: Settings, source: Source, topics: dict[str, TopicState]) -> None:

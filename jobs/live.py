@@ -14,12 +14,11 @@ from jobs import driver, session
 from jobs.connectors import streams
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Lease
-from jobs.connectors.kafka import TopicState, admin, states
+from jobs.connectors.kafka import TopicState, admin, require
 from jobs.connectors.start import Progress, check_start
 from jobs.connectors.tables import TableWriter, last_note
 from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline, checkpoint_of, control_of
-from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.transforms.aggregate import aggregate
 from jobs.transforms.messages import messages
@@ -39,10 +38,7 @@ def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False
 
 
 def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient) -> TopicState:
-    topics = states(client, [pipeline.source.name, pipeline.output])
-    missing = sorted({pipeline.source.name, pipeline.output} - set(topics))
-    if missing:
-        raise Refusal(f"no topic {', '.join(missing)}: run the DAG provision_topics or `tideline topics apply`")
+    topics = require(client, [pipeline.source.name, pipeline.output])
     checkpoint = Checkpoint(settings.lake_root / checkpoint_of(pipeline.name))
     note = last_note(settings.lake_root / pipeline.live_table)
     check_start(pipeline.name, Progress.read(checkpoint), note, topics, pipeline.fingerprint)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from jobs.connectors.control import STALE_SECONDS
 from jobs.pipelines.spec import control_of
@@ -67,6 +69,22 @@ def lease_is_stale(settings: Settings, job: str) -> bool:
     """Whether a successor may take over from a driver that has stopped beating."""
     beat = json.loads((settings.lake_root / control_of(job) / "heartbeat").read_text())
     return time.time() - float(beat["time"]) > STALE_SECONDS
+
+
+def race(racer: Callable[..., None], folder: Path, *, racers: int, answers: int) -> list[Any]:
+    """What processes answer that do the same at the same moments: each is given a folder, a barrier and a queue."""
+    context = multiprocessing.get_context("spawn")
+    start, results = context.Barrier(racers), context.Queue()
+    running = [context.Process(target=racer, args=(str(folder), start, results)) for _ in range(racers)]
+    for process in running:
+        process.start()
+    found = [results.get(timeout=60) for _ in range(answers)]
+    for process in running:
+        process.join(60)
+        assert process.exitcode == 0
+    results.close()
+    results.join_thread()
+    return found
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:

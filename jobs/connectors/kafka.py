@@ -215,6 +215,16 @@ def states(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicSt
     }
 
 
+def require(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicState]:
+    """`states` of topics that a job cannot do without; a `Refusal` names those that do not exist."""
+    wanted = set(topics)
+    found = states(client, wanted)
+    missing = sorted(wanted - set(found))
+    if missing:
+        raise Refusal(f"no topic {', '.join(missing)}: run the DAG provision_topics or `tideline topics apply`")
+    return found
+
+
 def topic_ids(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, str]:
     """The ids of the topics that exist: one metadata request. A `KafkaError` here may pass: try again."""
     return {name: _topic_id(topic) for name, topic in _existing(client, topics).items()}

@@ -70,13 +70,11 @@ def check_start(
 
 def _disagreement(progress: Progress | None, note: Note | None) -> str | None:
     if note is None:
+        if progress is None or progress.committed is None:
+            return None
         return (
-            None
-            if progress is None or progress.committed is None
-            else (
-                f"the checkpoint has committed batch {progress.committed}, but the table has none of it: "
-                "the table was deleted; restore it, or reset the stream to begin both anew"
-            )
+            f"the checkpoint has committed batch {progress.committed}, but the table has none of it: "
+            "the table was deleted; restore it, or reset the stream to begin both anew"
         )
     if progress is None or progress.planned is None:
         return (

@@ -1,7 +1,6 @@
 """Who may write: one driver per epoch, whatever starts, dies or sleeps beside it."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 from jobs.connectors import control
 from jobs.connectors.control import Lease, LeaseLostError, Owner, newest_epoch, write_new
 from jobs.refusal import Refusal
+from tests import processes
 
 JOB = "rolling_sum"
 _HOLD = """
@@ -294,17 +294,7 @@ def test_of_drivers_that_start_together_one_wins(tmp_path: Path) -> None:
     """Half the rounds begin with a lease of a dead driver, so that a take-over is raced for as well."""
     for number in range(0, ROUNDS, 2):
         write_lease(tmp_path / str(number), 1, elsewhere(), age=100)
-    context = multiprocessing.get_context("spawn")
-    start, results = context.Barrier(RACERS), context.Queue()
-    racers = [context.Process(target=race, args=(str(tmp_path), start, results)) for _ in range(RACERS)]
-    for racer in racers:
-        racer.start()
-    found = [results.get(timeout=60) for _ in range(ROUNDS * RACERS)]
-    for racer in racers:
-        racer.join(60)
-        assert racer.exitcode == 0
-    results.close()
-    results.join_thread()
+    found = processes.race(race, tmp_path, racers=RACERS, answers=ROUNDS * RACERS)
     for number in range(ROUNDS):
         answers = [answer for at, answer in found if at == number]
         winners = [answer for answer in answers if isinstance(answer, int)]

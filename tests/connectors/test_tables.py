@@ -1,7 +1,6 @@
 """Tables with one writer: a commit is whole or not there, happens once, and an overtaken writer makes none."""
 
 import json
-import multiprocessing
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from hypothesis import strategies as st
 
 from jobs.connectors import tables
 from jobs.connectors.tables import Note, OvertakenError, Ranges, TableWriter, files_of, last_note
+from tests import processes
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string()), ("slice", pa.string())])
 WRITE_ID = "f0d56b73-584e-4a44-aec5-39765d39db41"
@@ -295,17 +295,7 @@ def race(root: str, start: Barrier, results: "Queue[tuple[int, str]]") -> None:
 def test_of_processes_that_commit_at_the_same_moment_one_succeeds(tmp_path: Path) -> None:
     for number in range(ROUNDS):
         opened(tmp_path / str(number))
-    context = multiprocessing.get_context("spawn")
-    start, results = context.Barrier(RACERS), context.Queue()
-    racers = [context.Process(target=race, args=(str(tmp_path), start, results)) for _ in range(RACERS)]
-    for racer in racers:
-        racer.start()
-    found = [results.get(timeout=60) for _ in range(ROUNDS * RACERS)]
-    for racer in racers:
-        racer.join(60)
-        assert racer.exitcode == 0
-    results.close()
-    results.join_thread()
+    found = processes.race(race, tmp_path, racers=RACERS, answers=ROUNDS * RACERS)
     for number in range(ROUNDS):
         winners = [int(answer) for at, answer in found if at == number and answer != "refused"]
         assert len(winners) == 1, winners
