@@ -22,7 +22,7 @@ from jobs.pipelines.spec import BATCHES_SLICE, Pipeline, checkpoint_of, control_
 from jobs.settings import Settings
 from jobs.transforms.aggregate import aggregate
 from jobs.transforms.messages import messages
-from jobs.transforms.parse import parse
+from jobs.transforms.parse import accepted
 
 
 def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False) -> None:
@@ -51,8 +51,9 @@ def counted(records: DataFrame, pipeline: Pipeline) -> DataFrame:
     One fast clock would otherwise drag the watermark along and make everyone else late.
     """
     delay = f"{pipeline.watermark_delay_seconds} seconds"
-    events = parse(records, pipeline.source).where("reason IS NULL")
-    on_time = events.where(F.col("event_time") <= F.col("arrival_time") + F.expr(f"INTERVAL {delay}"))
+    on_time = accepted(records, pipeline.source).where(
+        F.col("event_time") <= F.col("arrival_time") + F.expr(f"INTERVAL {delay}")
+    )
     return on_time.withWatermark("event_time", delay)
 
 

@@ -99,7 +99,17 @@ def spark_conf(settings: Settings) -> dict[str, str]:
     if not jars:
         raise Refusal(f"no Spark jars in {settings.jars / 'spark'}: fetch them with `tideline jars`")
     logging = (PROJECT / "jobs" / "log4j2.properties").as_uri()
-    loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    on_one_machine = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        # Hadoop's own local file system starts a process (chmod, readlink) for each file and folder it makes, thirty
+        # of them in a small micro-batch. This one does the same without; Spark needs it before it loads other jars.
+        "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+        "spark.driver.extraClassPath": str(*(settings.jars / "spark").glob("hadoop-bare-naked-local-fs-*.jar")),
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
+    }
     return {
         "spark.jars": jars,
         "spark.driver.memory": settings.driver_memory,
@@ -128,5 +138,5 @@ def spark_conf(settings: Settings) -> dict[str, str]:
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        **(loopback if settings.spark_master.startswith("local") else {}),
+        **(on_one_machine if settings.spark_master.startswith("local") else {}),
     }
