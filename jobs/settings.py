@@ -134,6 +134,10 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         # Fifty writers with the default row groups of 128 MiB would be too many for the heap.
         "spark.hadoop.parquet.block.size": str(8 * 1024 * 1024),
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+        # A stage is ours alone: nobody sees half of it, so files need not be moved twice.
+        "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+        # Listing the files of one micro-batch needs no Spark job.
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),

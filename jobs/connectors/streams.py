@@ -14,6 +14,11 @@ _FETCH = {
     "kafka.max.poll.records": "20000",
     "kafka.receive.buffer.bytes": str(1024 * 1024),
 }
+_PRODUCE = {
+    # The defaults send a request for every 16 KiB.
+    "kafka.batch.size": str(256 * 1024),
+    "kafka.linger.ms": "5",
+}
 
 
 def read(spark: SparkSession, kafka: KafkaSettings, topic: str, *, max_offsets: int) -> DataFrame:
@@ -38,4 +43,4 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
 
 def send(messages: DataFrame, kafka: KafkaSettings, topic: str) -> None:
     """Write key and value to a topic; returns when the broker has them all."""
-    messages.write.format("kafka").options(**spark_options(kafka)).option("topic", topic).save()
+    messages.write.format("kafka").options(**spark_options(kafka), **_PRODUCE).option("topic", topic).save()

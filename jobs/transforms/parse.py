@@ -16,6 +16,7 @@ from jobs.pipelines.spec import Field, Format, Source
 _MILLISECONDS = r"^-?[0-9]{1,18}$"
 _WHOLE = r"^-?[0-9]+$"
 _NUMBER = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
+_POSITION = ("topic", "partition", "offset", "arrival_time")
 _JSON_OPTIONS = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
 
 
@@ -30,8 +31,8 @@ def accepted(records: DataFrame, source: Source) -> DataFrame:
         topic, partition, offset, arrival_time, event_time and the source's columns.
     """
     read = _read(records, source)
-    columns = (column.alias(name) for name, column in _columns(source).items())
-    return read.where("_accepted").select(*_position(), *columns)
+    columns = (column.alias(name) for name, column in _columns(read, source).items())
+    return read.records.where(_is_event(read, source)).select(*_POSITION, *columns)
 
 
 def parse(records: DataFrame, source: Source) -> DataFrame:
@@ -45,78 +46,103 @@ def parse(records: DataFrame, source: Source) -> DataFrame:
         topic, partition, offset, arrival_time, event_time, the source's columns, reason (null: accepted),
         and of rejected records raw, raw_key and raw_headers.
     """
-    reason = F.coalesce(
-        "_undecodable", _READERS[source.format].problem(source), _out_of_bounds(source), F.lit("malformed")
+    read = _read(records, source)
+    accepted = _is_event(read, source)
+    problems = _undecodable(source), read.problem, _out_of_bounds(read.event_ms, source), F.lit("malformed")
+    rejected = {
+        "reason": F.coalesce(*problems),
+        "raw": F.col("_value"),
+        "raw_key": F.col("_key"),
+        "raw_headers": F.col("_headers"),
+    }
+    return read.records.select(
+        *_POSITION,
+        *(F.when(accepted, column).alias(name) for name, column in _columns(read, source).items()),
+        *(F.when(~accepted, column).alias(name) for name, column in rejected.items()),
     )
-    rejected = {"reason": reason, "raw": F.col("value"), "raw_key": F.col("key"), "raw_headers": F.col("headers")}
-    return _read(records, source).select(
-        *_position(),
-        *(F.when(F.col("_accepted"), column).alias(name) for name, column in _columns(source).items()),
-        *(F.when(~F.col("_accepted"), column).alias(name) for name, column in rejected.items()),
-    )
 
 
-def _position() -> tuple[Column, ...]:
-    return *(F.col(name) for name in ("topic", "partition", "offset")), F.col("timestamp").alias("arrival_time")
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """Records, and by expressions on them the fields (null where there is none), the event time and the reason why not.
 
-
-def _columns(source: Source) -> dict[str, Column]:
-    key = {source.key: F.col("_key")} if source.key else {}
-    fields = {field.name: key.get(field.name, F.col(_field(field))) for field in source.columns}
-    return {"event_time": F.timestamp_millis("_event_ms"), **fields}
-
-
-def _field(field: Field) -> str:
-    return f"_fields.`{field.name}`"
-
-
-def _read(records: DataFrame, source: Source) -> DataFrame:
-    """Adds `_text`, `_key`, `_undecodable` (why one of them is no text), `_fields`, `_event_ms` and `_accepted`.
-
-    `_fields` are typed, and null where there is none. They are a column before they are used, because Spark repeats
-    the parsing in every expression that uses it otherwise.
+    What is costly is a column of the records: Spark repeats the parsing in every expression that uses it otherwise.
     """
-    text, key = F.col("value").cast("string"), F.col("key").cast("string")
-    no_key = F.when(key.isNull(), "no key").when(~F.is_valid_utf8(key), "invalid UTF-8: key")
-    problem = F.when(text.isNull(), "null value").when(~F.is_valid_utf8(text), "invalid UTF-8")
-    decoded = records.withColumns(
-        {"_key": key, "_text": text, "_undecodable": F.coalesce(problem, no_key) if source.key else problem}
+
+    records: DataFrame
+    fields: dict[str, Column]
+    event_ms: Column
+    problem: Column
+
+
+def _read(records: DataFrame, source: Source) -> _Read:
+    # Spark may take a name for a column of the result that is made, so these are none of a source's.
+    renamed = (F.col(name).alias(f"_{name}") for name in ("key", "value", "headers"))
+    position = ("topic", "partition", "offset", F.col("timestamp").alias("arrival_time"))
+    return _READERS[source.format](records.select(*position, *renamed), source)
+
+
+def _columns(read: _Read, source: Source) -> dict[str, Column]:
+    key = {source.key: _text("_key")} if source.key else {}
+    columns = {field.name: (read.fields | key)[field.name] for field in source.columns}
+    return {"event_time": F.timestamp_millis(read.event_ms), **columns}
+
+
+def _is_event(read: _Read, source: Source) -> Column:
+    whole = F.col("_readable")
+    for column in (*read.fields.values(), read.event_ms):
+        whole = whole & column.isNotNull()
+    return whole & _out_of_bounds(read.event_ms, source).isNull()
+
+
+def _text(column: str) -> Column:
+    return F.col(column).cast("string")
+
+
+def _readable(source: Source) -> Column:
+    """Whether the value, and the key if it counts, are texts."""
+    value = F.col("_value").isNotNull() & F.is_valid_utf8(_text("_value"))
+    return value & F.col("_key").isNotNull() & F.is_valid_utf8(_text("_key")) if source.key else value
+
+
+def _undecodable(source: Source) -> Column:
+    """Why they are not."""
+    value = F.when(F.col("_value").isNull(), "null value").when(~F.is_valid_utf8(_text("_value")), "invalid UTF-8")
+    key = F.when(F.col("_key").isNull(), "no key").when(~F.is_valid_utf8(_text("_key")), "invalid UTF-8: key")
+    return F.coalesce(value, key) if source.key else value
+
+
+def _read_text(records: DataFrame, source: Source) -> _Read:
+    headers = F.filter("_headers", lambda header: header["key"] == F.lit(source.event_time_header))
+    last = F.try_element_at(headers, F.lit(-1))
+    stamp = F.col("_last.value").cast("string")
+    event_ms = F.when(F.col("_last").isNull(), F.unix_millis("arrival_time")).when(
+        stamp.rlike(_MILLISECONDS), stamp.cast("bigint")
     )
-    read = _READERS[source.format].read(decoded, source)
-    whole = F.col("_event_ms").isNotNull()
-    for field in source.fields:
-        whole = whole & F.col(_field(field)).isNotNull()
-    return read.withColumn("_accepted", whole & _out_of_bounds(source).isNull())
+    return _Read(
+        records=records.withColumns({"_readable": _readable(source), "_last": last}).withColumn("_event_ms", event_ms),
+        fields={source.fields[0].name: _text("_value")},
+        event_ms=F.col("_event_ms"),
+        problem=F.when(F.col("_event_ms").isNull(), f"wrong type: header {source.event_time_header}"),
+    )
 
 
-def _read_text(decoded: DataFrame, source: Source) -> DataFrame:
-    headers = F.filter("headers", lambda header: header["key"] == F.lit(source.event_time_header))
-    # Most records have no header at all: looking into none must cost nothing.
-    last = F.when(F.col("headers").isNotNull(), F.try_element_at(headers, F.lit(-1)))
-    stamp = last["value"].cast("string")
-    event_ms = F.when(last.isNull(), F.unix_millis("timestamp")).when(stamp.rlike(_MILLISECONDS), stamp.cast("bigint"))
-    fields = F.struct(F.col("_text").alias(source.fields[0].name))
-    return decoded.withColumns({"_fields": F.when(F.col("_undecodable").isNull(), fields), "_event_ms": event_ms})
-
-
-def _text_problem(source: Source) -> Column:
-    return F.when(F.col("_event_ms").isNull(), f"wrong type: header {source.event_time_header}")
-
-
-def _read_json(decoded: DataFrame, source: Source) -> DataFrame:
+def _read_json(records: DataFrame, source: Source) -> _Read:
     types = ", ".join(f"`{field.name}` {field.type}" for field in source.fields)
-    plain = F.when(_is_plain(source), F.from_json("_text", types, _JSON_OPTIONS))
+    plain = F.when(_is_plain(source), F.from_json(_text("_value"), types, _JSON_OPTIONS))
     strict = _given(_read_strictly(source), lambda read: F.when(read["problem"].isNull(), read["fields"]))
-    fields = F.when(F.col("_undecodable").isNull(), F.coalesce(plain, strict))
-    return _with_event_time(decoded.withColumn("_fields", fields), source)
+    readable = _readable(source)
+    fields = F.when(readable, F.coalesce(plain, strict))
+    return _Read(
+        records=records.withColumns({"_readable": readable, "_fields": fields}),
+        fields=_fields(source),
+        event_ms=F.col(f"_fields.`{source.event_time_field}`"),
+        problem=_read_strictly(source)["problem"],
+    )
 
 
-def _json_problem(source: Source) -> Column:
-    return _read_strictly(source)["problem"]
-
-
-def _with_event_time(read: DataFrame, source: Source) -> DataFrame:
-    return read.withColumn("_event_ms", F.col(f"_fields.`{source.event_time_field}`"))
+def _fields(source: Source) -> dict[str, Column]:
+    return {field.name: F.col(f"_fields.`{field.name}`") for field in source.fields}
 
 
 def _given(value: Column, use: Callable[[Column], Column]) -> Column:
@@ -133,7 +159,7 @@ def _is_plain(source: Source) -> Column:
 
     What this misses is read by the strict path: it may be too strict, never too lenient.
     """
-    text = F.col("_text")
+    text = _text("_value")
     # A name that is written with an escape may be any field's; most texts have no escape at all.
     plain = ~text.contains("\\") | ~text.rlike(r'\\.[^"]*+"\s*+:')
     for shape in [_plain_shape(field) for field in source.fields if field.type != "BIGINT"] or [
@@ -158,7 +184,7 @@ def _plain_shape(field: Field) -> str:
 
 def _read_strictly(source: Source) -> Column:
     """Of a JSON text `problem`, the reason why it is rejected, and `fields`."""
-    text = F.col("_text")
+    text = _text("_value")
     types = ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields)
     # Spark would write out all the digits of 1e10000000 before it finds that they do not fit.
     endless = text.rlike(r':\s*+"?+-?[0-9.]++[eE][+-]?[0-9]{4}')
@@ -231,26 +257,26 @@ def _convert_json(field: Field, read: Column, text: Column) -> Column:
     return F.when(~rounded & ~vanished & (fitting == read), fitting)
 
 
-def _read_csv(decoded: DataFrame, source: Source) -> DataFrame:
+def _read_csv(records: DataFrame, source: Source) -> _Read:
     columns = ", ".join(f"`{field.name}` STRING" for field in source.fields)
     # A quote within quotes is doubled (RFC 4180); a backslash is a backslash.
     options = {"columnNameOfCorruptRecord": "_corrupt", "mode": "PERMISSIVE", "escape": '"'}
-    line = F.regexp_replace("_text", r"\r?\n$", "")
+    line = F.regexp_replace(_text("_value"), r"\r?\n$", "")
     # Spark's reader fails, whatever its mode, on a line of more than 20,480 columns.
     one_line = ~line.rlike(r"[\r\n]") & (F.length(line) - F.length(F.replace(line, F.lit(","))) < 1000)
     texts = F.when(one_line, F.from_csv(line, f"{columns}, `_corrupt` STRING", options))
-    fields = (_convert_text(field, F.col(f"_texts.`{field.name}`")).alias(field.name) for field in source.fields)
-    well_formed = F.col("_undecodable").isNull() & F.col("_texts._corrupt").isNull()
-    return _with_event_time(
-        decoded.withColumn("_texts", texts).withColumn("_fields", F.when(well_formed, F.struct(*fields))), source
-    )
-
-
-def _csv_problem(source: Source) -> Column:
-    texts = F.col("_texts")
-    return F.coalesce(
-        F.when(texts.isNull() | texts["_corrupt"].isNotNull(), "malformed CSV"),
-        *(_csv_field_problem(field, texts[field.name]) for field in source.fields),
+    given = {field: F.col(f"_texts.`{field.name}`") for field in source.fields}
+    fields = F.struct(*(_convert_text(field, text).alias(field.name) for field, text in given.items()))
+    malformed = F.col("_texts").isNull() | F.col("_texts._corrupt").isNotNull()
+    return _Read(
+        records=records.withColumns({"_readable": _readable(source), "_texts": texts}).withColumn(
+            "_fields", F.when(~malformed, fields)
+        ),
+        fields=_fields(source),
+        event_ms=F.col(f"_fields.`{source.event_time_field}`"),
+        problem=F.coalesce(
+            F.when(malformed, "malformed CSV"), *(_csv_field_problem(field, text) for field, text in given.items())
+        ),
     )
 
 
@@ -280,24 +306,12 @@ def _decimals(text: Column) -> Column:
     return F.length(fraction) - F.when(text.rlike("[eE]"), F.coalesce(exponent, F.lit(-99))).otherwise(0)
 
 
-def _out_of_bounds(source: Source) -> Column:
+def _out_of_bounds(event_ms: Column, source: Source) -> Column:
     """Bounds relative to arrival give the same answer whenever they are asked."""
-    event_ms, arrival_ms = F.col("_event_ms"), F.unix_millis("timestamp")
+    arrival_ms = F.unix_millis("arrival_time")
     return F.when(event_ms > arrival_ms + source.max_ahead_seconds * 1000, "event time too far ahead").when(
         event_ms < arrival_ms - source.horizon_hours * 3_600_000, "event time too old"
     )
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Of one format: what adds `_fields` and `_event_ms`, and the reason why they are none."""
-
-    read: Callable[[DataFrame, Source], DataFrame]
-    problem: Callable[[Source], Column]
-
-
-_READERS = {
-    Format.JSON: _Reader(_read_json, _json_problem),
-    Format.CSV: _Reader(_read_csv, _csv_problem),
-    Format.TEXT: _Reader(_read_text, _text_problem),
-}
+_READERS = {Format.JSON: _read_json, Format.CSV: _read_csv, Format.TEXT: _read_text}
