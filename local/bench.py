@@ -257,7 +257,10 @@ def _freshness(settings: Settings, report: Report, seconds: int = 60) -> Freshne
             report(f"freshness: warming up for {_FRESH_WARM_UP_SECONDS} s")
             _probe(kafka, lake, _FRESH_WARM_UP_SECONDS)
             report(f"freshness: {_FRESH_RATE:,} records/s for {seconds} s")
-            return _probe(kafka, lake, seconds)
+            found = _probe(kafka, lake, seconds)
+            if driver.poll() is not None:
+                raise Refusal(f"the stream ended while it was measured:\n{log.read_text()[-3000:]}")
+            return found
         finally:
             stop.set()
             load.join()

@@ -187,6 +187,15 @@ def test_what_spark_is_told(settings: Settings) -> None:
     assert all(isinstance(value, str) for value in conf.values())
 
 
+def test_a_local_driver_makes_files_without_starting_processes(settings: Settings) -> None:
+    (settings.jars / "spark" / "hadoop-bare-naked-local-fs-1.jar").touch()
+    conf = spark_conf(settings)
+    # Spark looks for its jars through the file system: that one must be there before.
+    assert Path(conf["spark.driver.extraClassPath"]).name == "hadoop-bare-naked-local-fs-1.jar"
+    assert conf["spark.hadoop.fs.file.impl"].endswith(".BareLocalFileSystem")
+    assert "spark.hadoop.fs.file.impl" not in spark_conf(replace(settings, spark_master="spark://master:7077"))
+
+
 def test_only_a_local_driver_keeps_to_this_machine(settings: Settings) -> None:
     assert spark_conf(settings)["spark.driver.bindAddress"] == "127.0.0.1"
     assert "spark.driver.bindAddress" not in spark_conf(replace(settings, spark_master="spark://master:7077"))

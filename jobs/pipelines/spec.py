@@ -184,7 +184,16 @@ class Source:
                 self.event_time_field is None and len(self.fields) == 1 and self.fields[0].type == "STRING",
                 f"source {self.name!r}: plain text is one STRING field, its event time is a header or the arrival",
             )
+            _require(
+                re.fullmatch(r"[\w.-]+", self.event_time_header or "ts", re.ASCII) is not None,
+                f"source {self.name!r}: event_time_header={self.event_time_header!r} is no name of a header: use "
+                "letters, digits and . _ -",
+            )
             return
+        _require(
+            self.event_time_header is None,
+            f"source {self.name!r}: event_time_header is for plain text; here event_time_field names the event time",
+        )
         times = [field.type for field in self.fields if field.name == self.event_time_field]
         _require(
             times == ["BIGINT"],

@@ -120,6 +120,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: text_source(fields=(TS,)), "plain text is one STRING field, its event time is a header or the arrival"),
     (lambda: text_source(fields=(TEXT, VALUE)), "plain text is one STRING field"),
     (lambda: text_source(event_time_field="text"), "plain text is one STRING field"),
+    (lambda: text_source(event_time_header="it's"), 'event_time_header="it\'s" is no name of a header: use letters'),
+    (lambda: source(event_time_header="ts"), "event_time_header is for plain text; here event_time_field names"),
     # Windows
     (lambda: Window.tumbling(size_ms=0), "window: 0 < slide_ms=0 <= size_ms=0"),
     (lambda: Window.tumbling(size_ms=-1), "window: 0 < slide_ms=-1 <= size_ms=-1"),

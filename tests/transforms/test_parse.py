@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.pipelines import SOURCES
-from jobs.transforms.parse import parse
+from jobs.transforms.parse import accepted, parse
 from tests import dirty, oracle
 from tests.oracle import Record
 
@@ -47,6 +48,11 @@ NUMBERS = [
     ('{"id":1,"ts":%d,"x\\"value":1,"value":"2.5"}', "wrong type: value"),
     ('{"id":1,"ts":%d,"x\\"value":1,"value":1.12345678}', "does not fit: value"),
     ('{"id":1,"ts":%d,"\\u0076alue":2.5}', None),
+    ('{"id":1,"ts":%d,"value":1,"\\u0076alue":"2.5"}', "wrong type: value"),
+    ('{"id":1,"ts":%d,"\\"value":1,"\\u0076alue":"2.5"}', "wrong type: value"),
+    ('{"id":1,"ts":%d,"value":1,"note":"a\\/b \\"value\\": x"}', None),
+    ('{"id":1,"ts":%d,"value":1,garbage}', "malformed JSON"),
+    ('{"id":1,"ts":%d,"value":1,}', "malformed JSON"),
     ('{"id":1,"ts":%d,"\\u0076alue":1e-30}', "does not fit: value"),
     ('{"id":1,"ts":%d,"val\\u0075e":1.00000000000000000000000000001}', "does not fit: value"),
     ('{"id":1,"ts":%d,"value":1.5}', None),
@@ -139,6 +145,20 @@ def test_lines_take_their_time_from_the_header_else_from_the_arrival(spark: Spar
     assert [row.reason for row in rows] == [None, None, wrong, wrong, "event time too old", None]
     ages = [(row.arrival_time - row.event_time).total_seconds() for row in rows if row.event_time]
     assert ages == [0, 5, 0]
+
+
+def test_lines_without_a_header_for_it_happen_when_they_arrive(spark: SparkSession) -> None:
+    source = replace(SOURCES["lines"], event_time_header=None)
+    (row,) = parse(frame(spark, [Record(arrival_ms=NOW, value=b"hello", headers=(("None", b"1"),))]), source).collect()
+    assert (row.reason, row.event_time) == (None, row.arrival_time)
+
+
+def test_live_jobs_see_what_ingest_accepts(spark: SparkSession) -> None:
+    values = [(text % NOW).encode() for text, _ in NUMBERS]
+    records = frame(spark, [Record(arrival_ms=NOW, key=b"k", value=value) for value in (*values, None, b"\xff")])
+    landed = parse(records, SOURCES["numbers"]).where("reason IS NULL").drop("reason", "raw", "raw_key", "raw_headers")
+    assert accepted(records, SOURCES["numbers"]).collect() == landed.collect()
+    assert landed.count() == sum(reason is None for _, reason in NUMBERS)
 
 
 def test_strings_must_be_strings(spark: SparkSession) -> None:
