@@ -117,7 +117,7 @@ def as_json(answer: pa.Table) -> str:
     """One array of objects, a row a line; decimals are exact numbers, times ISO 8601 in UTC."""
     rows = (
         "{" + ", ".join(f"{json.dumps(name)}: {_json(value)}" for name, value in row.items()) + "}"
-        for row in answer.to_pylist()
+        for row in _rows(answer)
     )
     return "[" + ",\n ".join(rows) + "]"
 
@@ -133,7 +133,15 @@ def as_csv(answer: pa.Table) -> str:
 
 def as_text(answer: pa.Table) -> Sequence[Sequence[str]]:
     """The rows as people read them; NULL is empty."""
-    return [["" if value is None else _text(value) for value in row.values()] for row in answer.to_pylist()]
+    return [["" if value is None else _text(value) for value in row.values()] for row in _rows(answer)]
+
+
+def _rows(answer: pa.Table) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = answer.to_pylist(maps_as_pydicts="lossy")
+    except (ValueError, OverflowError) as error:
+        raise Refusal(f"the answer holds a time outside the years 1 to 9999: cast it to VARCHAR ({error})") from error
+    return rows
 
 
 def _json(value: Any) -> str:
@@ -159,6 +167,8 @@ def _text(value: Any) -> str:
         return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02X}" for byte in value)
     if isinstance(value, Decimal):
         return format(value, "f")
-    if isinstance(value, list | dict):
+    if isinstance(value, list | dict | bool):
         return _json(value)
+    if isinstance(value, pa.MonthDayNano):
+        return f"P{value.months}M{value.days}DT{format(Decimal(value.nanoseconds) / 10**9, 'f')}S"
     return value.isoformat() if isinstance(value, date) else str(value)

@@ -90,7 +90,7 @@ def _local_folder(root: str) -> Path:
     path = re.sub(r"^file:(//)?", "", root)
     if re.match(r"\w+:", path):
         raise Refusal(f"LAKE_ROOT={root!r}: only a local folder (a path or file://path) can hold the lake so far")
-    return Path(path).resolve()
+    return Path(path).expanduser().resolve()
 
 
 def spark_conf(settings: Settings) -> dict[str, str]:
@@ -124,8 +124,8 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # Streams cannot adapt their plans, and say so at every start unless it is off.
         "spark.sql.adaptive.enabled": "false",
-        # A repeated key counts as its last value on the strict path too, as Spark's plain reader has it.
-        "spark.sql.variant.allowDuplicateKeys": "true",
+        # A JSON record that repeats a name is rejected: which of the values was meant?
+        "spark.sql.variant.allowDuplicateKeys": "false",
         # The default of 50 is most of the time of every commit to a small table.
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

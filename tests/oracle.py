@@ -64,7 +64,7 @@ def read_topic(bootstrap: str, topic: str) -> list[Record]:
 
 def accept(source: str, record: Record) -> Event | None:
     """The event, or None if the record must be rejected."""
-    read = {"numbers": _number, "lines": _line, "clicks": _click}[source]
+    read = {"numbers": _number, "lines": _line, "clicks": _click, "orders": _order}[source]
     try:
         event_ms, columns = read(record)
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -77,7 +77,13 @@ def _object(value: bytes | None) -> dict[str, Any]:
     def no_constant(name: str) -> None:
         raise ValueError(name)
 
-    document = json.loads((value or b"").decode("utf-8"), parse_float=Decimal, parse_constant=no_constant)
+    def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(members)) < len(members):
+            raise ValueError("a name is repeated")
+        return dict(members)
+
+    text = (value or b"").decode("utf-8")
+    document = json.loads(text, parse_float=Decimal, parse_constant=no_constant, object_pairs_hook=unique)
     if type(document) is not dict:
         raise ValueError("no object")
     return document
@@ -115,6 +121,12 @@ def _number(record: Record) -> tuple[int, dict[str, Any]]:
 def _click(record: Record) -> tuple[int, dict[str, Any]]:
     document = _object(record.value)
     return _whole(document["ts"]), {"user": _text(document["user"]), "page": _text(document["page"])}
+
+
+def _order(record: Record) -> tuple[int, dict[str, Any]]:
+    document = _object(record.value)
+    names = {"order_id": _text(document["order_id"]), "customer": _text(document["customer"])}
+    return _whole(document["ts"]), {**names, "amount": _money(document["amount"])}
 
 
 def _line(record: Record) -> tuple[int, dict[str, Any]]:

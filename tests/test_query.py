@@ -341,6 +341,17 @@ def test_csv_and_text_say_the_same(lake: Lake) -> None:
     assert math.isnan(float(shown["nan"]))
 
 
+def test_spans_and_maps_are_written_too(lake: Lake) -> None:
+    answer = lake.query("SELECT INTERVAL 1500 MILLISECONDS AS span, MAP {'a': 1.50} AS map, true AS yes")
+    assert as_csv(answer) == 'span,map,yes\nP0M0DT1.5S,"{""a"": 1.50}",true\n'
+    assert json.loads(as_json(answer)) == [{"span": "P0M0DT1.5S", "map": {"a": 1.5}, "yes": True}]
+
+
+def test_a_time_beyond_the_calendar_is_refused(lake: Lake) -> None:
+    with pytest.raises(Refusal, match="the answer holds a time outside the years 1 to 9999: cast it to VARCHAR"):
+        as_json(lake.query("SELECT 'infinity'::TIMESTAMPTZ"))
+
+
 def test_an_empty_answer_has_its_columns(lake: Lake) -> None:
     nothing = lake.query("SELECT 1 AS a, 'x' AS b WHERE false")
     assert (as_json(nothing), as_csv(nothing), as_text(nothing)) == ("[]", "a,b\n", [])

@@ -109,6 +109,7 @@ def test_a_number() -> None:
         ("file:/data/lake", "/data/lake"),
         ("/data/../lake/", "/lake"),
         ("/data/a lake:1", "/data/a lake:1"),
+        ("~/lake", str(Path.home() / "lake")),
     ],
 )
 def test_the_lake_s_folder(root: str, folder: str) -> None:

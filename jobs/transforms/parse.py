@@ -158,23 +158,24 @@ def _is_plain(source: Source) -> str:
     """
     # A name that is written with an escape may be any field's; most texts have no escape at all.
     no_escaped_name = rf"""(NOT contains({_TEXT}, r'\') OR NOT {_TEXT} RLIKE r'\\.[^"]*+"\s*+:')"""
-    shapes = [_plain_shape(field) for field in source.fields if field.type != "BIGINT"]
-    return " AND ".join(
-        [no_escaped_name, *(f"{_TEXT} RLIKE {shape}" for shape in shapes or [r"r'^\s*\{[^{}]*\}\s*$'"])]
-    )
+    # As many names as fields, of which none may be missing: none is repeated. Other texts must be looked at, which
+    # takes longer than the strict path if they are long.
+    quotes = f"octet_length({_TEXT}) - octet_length(replace({_TEXT}, '\"', ''))"
+    needed = 2 * len(source.fields) + 2 * sum(field.type == "STRING" for field in source.fields)
+    repeated = rf"""{_TEXT} RLIKE r'"([^"]*+)"\s*+:[^{{}}]*"\1"\s*+:'"""
+    once = f"({quotes} = {needed} OR octet_length({_TEXT}) <= 300 AND NOT {repeated})"
+    shapes = [_plain_shape(field) for field in source.fields if field.type != "BIGINT"] or [r"[^{}]*+\}\s*+$"]
+    return " AND ".join([no_escaped_name, once, *(rf"{_TEXT} RLIKE r'^\s*+\{{{shape}'" for shape in shapes)])
 
 
 def _plain_shape(field: Field) -> str:
-    """A flat object in which the field's name stands for the last time before a value of its type.
-
-    Spark's reader, too, takes the last of repeated names. Of a BIGINT it takes only whole numbers.
-    """
+    """What follows the first brace of a flat object in which a value of its type stands behind the field's name."""
     if field.type == "STRING":
         value = '"'
     else:
         whole, scale = _digits(field)
         value = rf"-?[0-9]{{1,{whole}}}+(?:\.[0-9]{{1,{scale}}}+)?+(?=[\s,}}])"
-    return rf"""r'^\s*+\{{(?>[^{{}}]*"{field.name}")\s*+:\s*+{value}[^{{}}]*+\}}\s*+$'"""
+    return rf'(?>[^{{}}]*"{field.name}")\s*+:\s*+{value}[^{{}}]*+\}}\s*+$'
 
 
 def _read_strictly(source: Source) -> str:
@@ -237,11 +238,11 @@ def _convert_json(field: Field, read: str) -> str:
     """What the strict path read as the field's type; null if it is none or would have to be rounded."""
     if not field.type.startswith("DECIMAL"):
         return _convert_text(field, read)
-    # Numbers so long that even the finest DECIMAL rounds them, and those that it makes zero.
+    # Numbers so long that even the finest DECIMAL rounds them, and those so small that it makes them zero.
     # A name may be written with escapes.
     named = rf'(?:"{field.name}"|\\u[^"]*+")\s*+:\s*+-?'
     rounded = rf"{_TEXT} RLIKE r'{named}(?:[0-9.]{{28}}|[0-9.]{{19,}}+[eE])'"
-    vanished = rf"({read} = 0 AND {_TEXT} RLIKE r'{named}[0.]*+[1-9]')"
+    vanished = rf"({read} = 0 AND {_TEXT} RLIKE r'{named}(?=[0.]*+[1-9])[0-9.]++[eE]-')"
     fitting = f"try_cast({read} AS {field.type})"
     return f"if(NOT {rounded} AND NOT {vanished} AND {fitting} = {read}, {fitting}, NULL)"
 
