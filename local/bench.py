@@ -255,12 +255,9 @@ def _freshness(settings: Settings, report: Report, seconds: int = 60) -> Freshne
             report("freshness: waiting for the first windows")
             _await_windows(lake, driver, log)
             report(f"freshness: warming up for {_FRESH_WARM_UP_SECONDS} s")
-            _probe(kafka, lake, _FRESH_WARM_UP_SECONDS)
+            _probe(kafka, lake, driver, log, _FRESH_WARM_UP_SECONDS)
             report(f"freshness: {_FRESH_RATE:,} records/s for {seconds} s")
-            found = _probe(kafka, lake, seconds)
-            if driver.poll() is not None:
-                raise Refusal(f"the stream ended while it was measured:\n{log.read_text()[-3000:]}")
-            return found
+            return _probe(kafka, lake, driver, log, seconds)
         finally:
             stop.set()
             load.join()
@@ -279,7 +276,7 @@ def _await_windows(lake: Lake, driver: "subprocess.Popen[str]", log: Path) -> No
     raise Refusal(f"rolling_sum shows no windows:\n{log.read_text()[-3000:]}")
 
 
-def _probe(kafka: KafkaSettings, lake: Lake, seconds: int) -> Freshness:
+def _probe(kafka: KafkaSettings, lake: Lake, driver: "subprocess.Popen[str]", log: Path, seconds: int) -> Freshness:
     """Events of series that no other event has, at moments that fit no clock; each is looked for until it is seen."""
     sent: dict[str, float] = {}
     seen: dict[str, float] = {}
@@ -300,11 +297,13 @@ def _probe(kafka: KafkaSettings, lake: Lake, seconds: int) -> Freshness:
     recent = f"window_start >= to_timestamp({began - 1})"
     sql = f"SELECT DISTINCT key FROM rolling_sum WHERE {recent} AND starts_with(key, '{name}')"
     deadline = began + seconds * 2 + 60
-    while (not done.is_set() or len(seen) < len(sent)) and time.time() < deadline:
+    while driver.poll() is None and (not done.is_set() or len(seen) < len(sent)) and time.time() < deadline:
         found, now = lake.query(sql)["key"].to_pylist(), time.time()
         seen.update({key: now for key in found if key not in seen})
         time.sleep(_POLL_SECONDS)
     sender.join()
+    if driver.poll() is not None:
+        raise Refusal(f"the stream ended while it was measured:\n{log.read_text()[-3000:]}")
     waits = [seen[key] - sent[key] for key in seen]
     cuts = quantiles(waits, n=100)
     return Freshness(

@@ -1,8 +1,8 @@
 """Kafka records -> columns, or the reason why not. `ingest` keeps the rejected ones, the live jobs ignore them.
 
 Spark's own readers are lenient: they take `"3.5"` for a number, round what does not fit and ignore what
-follows the first object. So a JSON record that is not of the plain shape (flat, each field of its type) takes a
-second, strict path, and a rejected one a third, which finds the reason. The plain path costs one regular expression.
+follows the first object. So a JSON record that is not of the plain shape (flat, no name repeated, each field of its
+type) takes a second, strict path, which also knows why it is rejected. The plain shape costs a regular expression.
 
 Everything here is Spark SQL text: built column by column it would take Python a second for every source.
 """
@@ -49,7 +49,7 @@ def parse(records: DataFrame, source: Source) -> DataFrame:
     """
     read = _read(records, source)
     is_event = _is_event(read, source)
-    reason = f"coalesce({_undecodable(source)}, {read.problem}, {_out_of_bounds(read, source)}, 'malformed')"
+    reason = f"coalesce(_undecodable, {read.problem}, {_out_of_bounds(read, source)}, 'malformed')"
     rejected = {"reason": reason, "raw": "_value", "raw_key": "_key", "raw_headers": "_headers"}
     return read.records.selectExpr(
         *_POSITION,
@@ -75,7 +75,8 @@ def _read(records: DataFrame, source: Source) -> _Read:
     # Spark may take a name for a column of the result that is made, so these are none of a source's.
     renamed = (f"{name} AS _{name}" for name in ("key", "value", "headers"))
     position = ("topic", "partition", "offset", "timestamp AS arrival_time")
-    return _READERS[source.format](records.selectExpr(*position, *renamed), source)
+    decoded = records.selectExpr(*position, *renamed).selectExpr("*", f"{_undecodable(source)} AS _undecodable")
+    return _READERS[source.format](decoded, source)
 
 
 def _columns(read: _Read, source: Source) -> dict[str, str]:
@@ -86,7 +87,7 @@ def _columns(read: _Read, source: Source) -> dict[str, str]:
 
 def _is_event(read: _Read, source: Source) -> str:
     whole = (f"{sql} IS NOT NULL" for sql in (*read.fields.values(), read.event_ms))
-    return f"(_readable AND {' AND '.join(whole)} AND {_out_of_bounds(read, source)} IS NULL)"
+    return f"(_undecodable IS NULL AND {' AND '.join(whole)} AND {_out_of_bounds(read, source)} IS NULL)"
 
 
 def _out_of_bounds(read: _Read, source: Source) -> str:
@@ -96,14 +97,8 @@ def _out_of_bounds(read: _Read, source: Source) -> str:
                     WHEN {read.event_ms} < unix_millis(arrival_time) - {past}L THEN 'event time too old' END"""
 
 
-def _readable(source: Source) -> str:
-    """Whether the value, and the key if it counts, are texts."""
-    value = f"_value IS NOT NULL AND is_valid_utf8({_TEXT})"
-    return f"{value} AND _key IS NOT NULL AND is_valid_utf8({_KEY})" if source.key else value
-
-
 def _undecodable(source: Source) -> str:
-    """Why they are not."""
+    """Why the value, or the key if it counts, is no text; null if they are."""
     key = f"WHEN _key IS NULL THEN 'no key' WHEN NOT is_valid_utf8({_KEY}) THEN 'invalid UTF-8: key'"
     value = f"WHEN _value IS NULL THEN 'null value' WHEN NOT is_valid_utf8({_TEXT}) THEN 'invalid UTF-8'"
     return f"CASE {value} {key if source.key else ''} END"
@@ -116,9 +111,7 @@ def _read_text(records: DataFrame, source: Source) -> _Read:
     event_ms = f"""CASE WHEN _last IS NULL THEN unix_millis(arrival_time)
                         WHEN {stamp} RLIKE {_MILLISECONDS} THEN CAST({stamp} AS BIGINT) END"""
     return _Read(
-        records=records.selectExpr("*", f"{_readable(source)} AS _readable", f"{last} AS _last").selectExpr(
-            "*", f"{event_ms} AS _event_ms"
-        ),
+        records=records.selectExpr("*", f"{last} AS _last").selectExpr("*", f"{event_ms} AS _event_ms"),
         fields={source.fields[0].name: _TEXT},
         event_ms="_event_ms",
         problem=f"if(_event_ms IS NULL, 'wrong type: header {source.event_time_header}', NULL)",
@@ -129,9 +122,8 @@ def _read_json(records: DataFrame, source: Source) -> _Read:
     types = ", ".join(f"`{field.name}` {field.type}" for field in source.fields)
     plain = f"if({_is_plain(source)}, from_json({_TEXT}, '{types}', {_JSON_OPTIONS}), NULL)"
     strict = _given("strict", _read_strictly(source), "if(strict.problem IS NULL, strict.fields, NULL)")
-    fields = f"if({_readable(source)}, coalesce({plain}, {strict}), NULL)"
     return _Read(
-        records=records.selectExpr("*", f"{_readable(source)} AS _readable", f"{fields} AS _fields"),
+        records=records.selectExpr("*", f"coalesce({plain}, {strict}) AS _fields"),
         fields=_fields(source),
         event_ms=f"_fields.`{source.event_time_field}`",
         problem=f"{_read_strictly(source)}.problem",
@@ -260,7 +252,7 @@ def _read_csv(records: DataFrame, source: Source) -> _Read:
     malformed = "(_texts IS NULL OR _texts._corrupt IS NOT NULL)"
     problems = ", ".join(_csv_field_problem(field, text) for field, text in given.items())
     return _Read(
-        records=records.selectExpr("*", f"{_readable(source)} AS _readable", f"{texts} AS _texts").selectExpr(
+        records=records.selectExpr("*", f"{texts} AS _texts").selectExpr(
             "*", f"if({malformed}, NULL, named_struct({fields})) AS _fields"
         ),
         fields=_fields(source),
