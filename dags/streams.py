@@ -1,12 +1,16 @@
-"""Runs a streaming job, one DAG for each.
+"""Keeps a streaming job running, one DAG for each.
 
-`stream_ingest` lands every source topic in the lake, the others keep the live windows
-of their pipeline. Its one task, `run`, is the Spark driver: it runs for as long as the stream does.
+`stream_ingest` lands every source topic in the lake, the others keep the live windows of their pipeline. Its one
+task, `run`, starts the Spark driver, or finds the one that runs, and then waits in the triggerer: a running stream
+holds no worker slot. The driver is a process of its own. Nothing that happens to Airflow ends it.
 
-**Start.** Unpause the DAG: it starts at once, and again whenever it ends. One run at a time.
+**On.** Unpause the DAG: the stream starts at once, and again whenever it ends.
 
-**Stop.** Pause the DAG, then mark the running task as failed. Nothing is lost: the next start goes on from the
-checkpoint.
+**Off.** Trigger `control_streams` with the action *stop*, or `tideline streams stop JOB`: it pauses the DAG, then asks
+the driver to end after its micro-batch. Pausing alone leaves the driver running, without anybody who would restart it.
+
+**Restart.** Mark the task as failed or clear it: the driver finishes its micro-batch and ends, the next run starts
+another. Or `tideline streams restart JOB`. Nothing is lost or counted twice: a start goes on from the checkpoint.
 
 **Connections.** `spark_default` says where Spark runs (client mode), `tideline_kafka` how Kafka is reached. The lake
 is `LAKE_ROOT`.
@@ -14,31 +18,36 @@ is `LAKE_ROOT`.
 **Example.** Run `provision_topics`, unpause `stream_ingest` and `stream_rolling_sum`, trigger `generate_demo_traffic`,
 then `tideline query "select * from rolling_sum limit 5"`. By hand: `python -m jobs live rolling_sum`.
 
-**Recovery.** A driver that dies is retried after 10, 20 and 40 seconds, then the run fails and a new one begins.
-Each start continues from the checkpoint.
+**Recovery.** A driver that dies is noticed within ten seconds of its last heartbeat and started again, after 5 s at
+first and up to 5 minutes when it fails again and again. Five failures in a row are a crash loop: the run fails with
+the cause, an incident is opened, and a try every few minutes goes on. A driver that lives and makes no step is
+*stalled*: an incident, and it is left alone.
 
-**Triage.** The last lines of the task's log say why it ended.
-- *tideline: …*: a refusal. The sentence says what disagrees (checkpoint, table, topic, lease) and what to do.
-- *Kafka does not answer*: the broker is down; the retries bridge a restart.
-- *no Spark jars*: fetch them with `tideline jars`.
+**Triage.** The links of the task lead to the stream's state, to its Spark UI and to the driver's log. The failed try
+says why in one paragraph; `tideline streams status` says it for all. "Running streams" in `docs/streams.md` has the
+rest.
 """
+
+from datetime import UTC, datetime
 
 from airflow.sdk import DAG
 
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
-from tideline_airflow.defaults import DEFAULT_ARGS, TAG
-from tideline_airflow.operators.streaming import StreamOperator
+from tideline_airflow.defaults import OWNER, TAG
+from tideline_airflow.operators.streaming import StreamingJobOperator
 
 for job in STREAMS:
     with DAG(
         dag_id=dag_id_of(job),
         description=f"Runs the streaming job {job}.",
         doc_md=__doc__,
-        default_args=DEFAULT_ARGS,
+        default_args={"owner": OWNER},
         tags=[TAG, "stream"],
         schedule="@continuous",
+        # Without one Airflow 3.3 gives the second run the first one's logical date, and so never begins it.
+        start_date=datetime(2026, 1, 1, tzinfo=UTC),
         max_active_runs=1,
         is_paused_upon_creation=True,
     ):
-        StreamOperator(task_id="run", job=job, retries=3)
+        StreamingJobOperator(task_id="run", job=job)

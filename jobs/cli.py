@@ -1,12 +1,13 @@
 """`tideline` and `python -m jobs`: thin commands, one function each. The work is done in the modules they call."""
 
+import getpass
 import json
 import logging
 import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -22,6 +23,7 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 
 if TYPE_CHECKING:
+    from jobs.connectors.fleet import Fleet
     from local.stack import Stack
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -272,6 +274,81 @@ def clean(
         print(f"deleted {folder}")
 
 
+streams_app = typer.Typer(no_args_is_help=True, help="Streaming jobs: how they do, on, off, and again.")
+app.add_typer(streams_app, name="streams")
+_Jobs = Annotated[list[str] | None, typer.Argument(help="ingest, rolling_sum, …; none means all.")]
+_Seconds = Annotated[float | None, typer.Option(min=1, help="How long a driver may take for its micro-batch.")]
+
+
+@streams_app.command("status")
+def streams_status(jobs: _Jobs = None, output: _Format = Output.TABLE) -> None:
+    """Show how streams do; exit code 1 if one that is wanted does not run, or an incident is open."""
+    from jobs.connectors import fleet
+
+    with _fleet() as streams:
+        states, incidents = streams.status(fleet.known_jobs(jobs or ())), streams.incidents()
+    if output is Output.JSON:
+        print(json.dumps({"streams": fleet.as_rows(states), "incidents": incidents}))
+    else:
+        Console(width=None if sys.stdout.isatty() else 160).print(fleet.table(states))
+        for incident in incidents:
+            print(f"incident: {incident}")
+    if incidents or not all(state.is_well for state in states):
+        raise typer.Exit(1)
+
+
+@streams_app.command("start")
+def streams_start(jobs: _Jobs = None, output: _Format = Output.TABLE) -> None:
+    """Switch streams on; one that waits after failures is started at once."""
+    _control(output, jobs, lambda streams, names: streams.start(names, by=_who()))
+
+
+@streams_app.command("stop")
+def streams_stop(
+    jobs: _Jobs = None,
+    drain: Annotated[bool, typer.Option("--drain", help="First read what is in the topics now.")] = False,
+    seconds: _Seconds = None,
+    output: _Format = Output.TABLE,
+) -> None:
+    """Switch streams off: each driver finishes its micro-batch and ends."""
+    _control(output, jobs, lambda streams, names: streams.stop(names, by=_who(), drain=drain, seconds=seconds))
+
+
+@streams_app.command("restart")
+def streams_restart(jobs: _Jobs = None, seconds: _Seconds = None, output: _Format = Output.TABLE) -> None:
+    """End drivers after their micro-batch, and let others begin."""
+    _control(output, jobs, lambda streams, names: streams.restart(names, by=_who(), seconds=seconds))
+
+
+def _control(output: Output, jobs: list[str] | None, act: "Callable[[Fleet, Sequence[str]], None]") -> None:
+    from jobs.connectors import fleet
+
+    names = fleet.known_jobs(jobs or ())
+    with _fleet() as streams:
+        act(streams, names)
+        states = streams.status(names)
+    if output is Output.JSON:
+        print(json.dumps({"streams": fleet.as_rows(states)}))
+
+
+@contextmanager
+def _fleet() -> "Iterator[Fleet]":
+    """The streams of this lake, with the embedded stack's Airflow if it answers."""
+    from jobs.connectors.fleet import Fleet
+
+    def tell(line: str) -> None:
+        errors.print(line, highlight=False, soft_wrap=True)
+
+    with _stack().running_api() as api:
+        if api is None:
+            tell("Airflow does not answer: drivers can be asked, their DAGs cannot")
+        yield Fleet(lake_root=Settings.from_env().lake_root, api=api, report=tell)
+
+
+def _who() -> str:
+    return f"{getpass.getuser()} (tideline streams)"
+
+
 _UntilCaughtUp = Annotated[bool, typer.Option("--until-caught-up", help="End when the topics are drained.")]
 
 
@@ -295,6 +372,34 @@ def live(
     if name not in PIPELINES:
         raise Refusal(f"there is no pipeline {name!r}: choose one of {', '.join(PIPELINES)}")
     job.run(Settings.from_env(), PIPELINES[name], until_caught_up=until_caught_up)
+
+
+@app.command()
+def reset(
+    job: Annotated[str, typer.Argument(help="A streaming job: ingest, rolling_sum, word_count, …")],
+    to: Annotated[str, typer.Option(help="Where to begin: earliest, latest, timestamp or tide-line.")],
+    timestamp: Annotated[str | None, typer.Option(help="With --to timestamp: arrival time, ISO 8601.")] = None,
+    source: Annotated[list[str] | None, typer.Option(help="For ingest: only this source; may be repeated.")] = None,
+    do: Annotated[bool, typer.Option("--apply", help="Do it; without it only show what it would do.")] = False,
+    output: _Format = Output.TABLE,
+) -> None:
+    """Begin a stream anew from other offsets: a new checkpoint, live rows cleared, the old checkpoint put aside.
+
+    `ingest` keeps its rows and only moves forward; what it passes over is booked as lost. Refused while the job runs.
+    """
+    from jobs.connectors import kafka
+    from jobs.connectors import reset as tool
+
+    request = tool.Request(job=job, to=tool.target(to), timestamp_ms=_epoch_ms(timestamp), sources=tuple(source or ()))
+    settings = Settings.from_env()
+    with kafka.admin(settings.kafka) as client:
+        planned = (tool.apply if do else tool.plan)(settings, client, request)
+    if output is Output.JSON:
+        print(json.dumps(planned.as_rows()))
+        return
+    Console().print(planned.table())
+    print("\n".join(planned.effects()))
+    print("Done: start the stream." if do else f"Nothing is changed. To do it: {request.command} --apply")
 
 
 @app.command()

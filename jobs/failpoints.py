@@ -15,6 +15,7 @@ class FailPoint(StrEnum):
     STAGED = "F2"
     TABLE_COMMITTED = "F3"
     MERGED = "F8"
+    RESET_COMMITTED = "F9"
 
 
 def reach(point: FailPoint, batch: int) -> None:

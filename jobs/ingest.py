@@ -1,6 +1,7 @@
 """`ingest`: land every source topic in `events/<source>`, exactly once, rejected records with their reason."""
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from kafka import KafkaAdminClient
@@ -12,12 +13,12 @@ from jobs import driver, session
 from jobs.connectors import streams
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Lease
-from jobs.connectors.kafka import TopicState, admin, require
-from jobs.connectors.start import Progress, check_start
+from jobs.connectors.kafka import TopicState, admin, latest, require
+from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import TableWriter, last_note
 from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines import INGEST, SOURCES
-from jobs.pipelines.spec import Source, checkpoint_of, control_of
+from jobs.pipelines.spec import Source
 from jobs.settings import Settings
 from jobs.transforms.parse import parse
 
@@ -26,22 +27,23 @@ HOUR_FORMAT = "yyyy-MM-dd'T'HH"
 
 def run(settings: Settings, *, until_caught_up: bool = False) -> None:
     """Land records until stopped, or until the topics are drained."""
-    lease = Lease.acquire(settings.lake_root / control_of(INGEST), INGEST)
-    try:
+
+    def work(lease: Lease) -> driver.Ending:
         with admin(settings.kafka) as client, driver.stop_on_signal() as stop:
             topics = require(client, SOURCES)
-            for source in SOURCES.values():
-                _check(settings, source, topics)
+            starts = {source.name: _check(settings, source, topics) for source in SOURCES.values()}
             with session.opened(settings, INGEST) as spark:
-                _run_queries(spark, settings, lease, client, topics, stop, until_caught_up)
-    finally:
-        lease.release()
+                lease.show(ui=spark.sparkContext.uiWebUrl)
+                return _run_queries(spark, settings, lease, client, starts, stop, until_caught_up)
+
+    driver.supervised(settings, INGEST, work)
 
 
-def _check(settings: Settings, source: Source, topics: dict[str, TopicState]) -> None:
-    checkpoint = Checkpoint(settings.lake_root / checkpoint_of(INGEST, source.name))
+def _check(settings: Settings, source: Source, topics: dict[str, TopicState]) -> Start:
+    checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
     note = last_note(settings.lake_root / source.events_table)
-    check_start(f"{INGEST} of {source.name}", Progress.read(checkpoint), note, topics)
+    check_start(INGEST, Progress.read(checkpoint), note, topics, source=source.name)
+    return Start.of(source.name, topics, note)
 
 
 def _run_queries(
@@ -49,14 +51,15 @@ def _run_queries(
     settings: Settings,
     lease: Lease,
     client: KafkaAdminClient,
-    topics: dict[str, TopicState],
+    starts: Mapping[str, Start],
     stop: threading.Event,
     until_caught_up: bool,
-) -> None:
+) -> driver.Ending:
     def start(source: Source) -> tuple[StreamingQuery, MicroBatches]:
-        records = streams.read(spark, settings.kafka, source.name, max_offsets=settings.max_offsets)
+        begin, max_offsets = starts[source.name], settings.max_offsets
+        records = streams.read(spark, settings.kafka, source.name, max_offsets=max_offsets, begins=begin.begins)
         events = landed(records, source)
-        checkpoint = Checkpoint(settings.lake_root / checkpoint_of(INGEST, source.name))
+        checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
         batches = MicroBatches(
             job=INGEST,
             topic=source.name,
@@ -65,8 +68,9 @@ def _run_queries(
             checkpoint=checkpoint,
             table=TableWriter.open(settings.lake_root / source.events_table, streams.arrow_schema(events), "hour"),
             client=client,
-            cluster_id=topics[source.name].cluster_id,
-            topic_id=topics[source.name].topic_id,
+            cluster_id=begin.topic.cluster_id,
+            topic_id=begin.topic.topic_id,
+            begins=begin.reached,
             stage=_stage,
         )
         writer = events.writeStream.queryName(f"{INGEST} {source.name}").foreachBatch(batches)
@@ -75,7 +79,8 @@ def _run_queries(
             return writer.trigger(availableNow=True).start(), batches
         return writer.trigger(processingTime=f"{settings.ingest_trigger_ms} milliseconds").start(), batches
 
-    driver.run([start(source) for source in SOURCES.values()], lease, stop)
+    queries = [start(source) for source in SOURCES.values()]
+    return driver.run(queries, lease, stop, lambda: latest(client, SOURCES))
 
 
 def landed(records: DataFrame, source: Source) -> DataFrame:

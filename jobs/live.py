@@ -14,12 +14,12 @@ from jobs import driver, session
 from jobs.connectors import streams
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Lease
-from jobs.connectors.kafka import TopicState, admin, require
-from jobs.connectors.start import Progress, check_start
+from jobs.connectors.kafka import admin, latest, require
+from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import TableWriter, last_note
 from jobs.microbatch import Batch, MicroBatches
-from jobs.pipelines.spec import BATCHES_SLICE, Pipeline, checkpoint_of, control_of
-from jobs.settings import Settings
+from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
+from jobs.settings import Settings, binding_conf
 from jobs.transforms.aggregate import aggregate
 from jobs.transforms.messages import messages
 from jobs.transforms.parse import accepted
@@ -27,22 +27,29 @@ from jobs.transforms.parse import accepted
 
 def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False) -> None:
     """Keep the pipeline's windows up to date until stopped, or until the topic is drained."""
-    lease = Lease.acquire(settings.lake_root / control_of(pipeline.name), pipeline.name)
-    try:
+
+    def work(lease: Lease) -> driver.Ending:
         with admin(settings.kafka) as client, driver.stop_on_signal() as stop:
-            topic = _check(settings, pipeline, client)
+            start = _check(settings, pipeline, client)
             with session.opened(settings, pipeline.name) as spark:
-                _run_query(spark, settings, pipeline, lease, client, topic, stop, until_caught_up)
-    finally:
-        lease.release()
+                lease.show(ui=spark.sparkContext.uiWebUrl)
+                return _run_query(spark, settings, pipeline, lease, client, start, stop, until_caught_up)
+
+    driver.supervised(settings, pipeline.name, work)
 
 
-def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient) -> TopicState:
+def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient) -> Start:
     topics = require(client, [pipeline.source.name, pipeline.output])
-    checkpoint = Checkpoint(settings.lake_root / checkpoint_of(pipeline.name))
     note = last_note(settings.lake_root / pipeline.live_table)
-    check_start(pipeline.name, Progress.read(checkpoint), note, topics, pipeline.fingerprint)
-    return topics[pipeline.source.name]
+    check_start(
+        pipeline.name,
+        Progress.read(Checkpoint.of(settings.lake_root, pipeline.name)),
+        note,
+        topics,
+        fingerprint=pipeline.fingerprint,
+        conf=binding_conf(settings),
+    )
+    return Start.of(pipeline.source.name, topics, note)
 
 
 def counted(records: DataFrame, pipeline: Pipeline) -> DataFrame:
@@ -63,15 +70,16 @@ def _run_query(
     pipeline: Pipeline,
     lease: Lease,
     client: KafkaAdminClient,
-    topic: TopicState,
+    start: Start,
     stop: threading.Event,
     until_caught_up: bool,
-) -> None:
+) -> driver.Ending:
     # An update-mode query emits nothing in a batch without data: such a batch would only delay the next one.
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-    records = streams.read(spark, settings.kafka, pipeline.source.name, max_offsets=settings.max_offsets)
+    source, max_offsets = pipeline.source.name, settings.max_offsets
+    records = streams.read(spark, settings.kafka, source, max_offsets=max_offsets, begins=start.begins)
     windows = aggregate(counted(records, pipeline), pipeline)
-    checkpoint = Checkpoint(settings.lake_root / checkpoint_of(pipeline.name))
+    checkpoint = Checkpoint.of(settings.lake_root, pipeline.name)
 
     def announce(files: list[Path], batch: Batch) -> None:
         rows = [str(file) for file in files if file.parent.name != f"slice={BATCHES_SLICE}"]
@@ -86,21 +94,23 @@ def _run_query(
 
     batches = MicroBatches(
         job=pipeline.name,
-        topic=pipeline.source.name,
+        topic=source,
         fingerprint=pipeline.fingerprint,
         lease=lease,
         checkpoint=checkpoint,
         table=TableWriter.open(settings.lake_root / pipeline.live_table, _table_schema(windows), "slice"),
         client=client,
-        cluster_id=topic.cluster_id,
-        topic_id=topic.topic_id,
+        cluster_id=start.topic.cluster_id,
+        topic_id=start.topic.topic_id,
+        begins=start.reached,
         stage=stage,
         announce=announce,
     )
     writer = windows.writeStream.queryName(pipeline.name).outputMode("update").foreachBatch(batches)
     writer = writer.option("checkpointLocation", str(checkpoint.path))
     trigger = {"availableNow": True} if until_caught_up else {"processingTime": f"{settings.trigger_ms} milliseconds"}
-    driver.run([(writer.trigger(**trigger).start(), batches)], lease, stop)
+    queries = [(writer.trigger(**trigger).start(), batches)]
+    return driver.run(queries, lease, stop, lambda: latest(client, [source]))
 
 
 def _rows(windows: DataFrame, lease: Lease, batch: Batch, pipeline: Pipeline) -> DataFrame:

@@ -50,13 +50,20 @@ class MicroBatches:
     client: KafkaAdminClient
     cluster_id: str
     topic_id: str
+    begins: dict[int, int]
     stage: Callable[[DataFrame, Path, Batch], None]
     announce: Callable[[list[Path], Batch], None] | None = None
     failure: Exception | None = None
     running: Lock = field(default_factory=Lock)
     finished: int = -1
+    reached: dict[int, int] = field(init=False)
     closed: bool = False
     turned_away: bool = False
+
+    def __post_init__(self) -> None:
+        """What the checkpoint has committed is reached already, and all before the begin is not waited for."""
+        last = self.checkpoint.last_committed()
+        self.reached = self.begins if last is None else self.checkpoint.planned(last).ends[self.topic]
 
     def __call__(self, frame: DataFrame, number: int) -> None:
         """Write one micro-batch; an error ends the query and is kept for the driver to report."""
@@ -88,6 +95,7 @@ class MicroBatches:
         reach(FailPoint.TABLE_COMMITTED, number)
         if self.announce:
             self.announce(files, batch)
+        self.reached = batch.note.ends[self.topic]
         self.table.discard(folder)
         self.table.tend()
 
@@ -131,5 +139,5 @@ class MicroBatches:
         if now != self.topic_id:
             raise Refusal(
                 f"topic {self.topic!r} was {'deleted' if now is None else 're-created'} while it was read: "
-                f"nothing more is written; reset the stream {self.job!r}"
+                f"nothing more is written; begin the new topic with {self.checkpoint.way_out}"
             )

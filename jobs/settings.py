@@ -9,6 +9,7 @@ from typing import Self
 
 from jobs.refusal import Refusal
 
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -63,10 +64,12 @@ class Settings:
     kafka: KafkaSettings
     spark_master: str
     driver_memory: str
-    shuffle_partitions: int
+    # None: as the checkpoint has it, as many as there are cores in a new one.
+    shuffle_partitions: int | None
     trigger_ms: int
     ingest_trigger_ms: int
     max_offsets: int
+    stall_seconds: int
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
@@ -79,10 +82,13 @@ class Settings:
             kafka=KafkaSettings.from_env(env),
             spark_master=env.get("SPARK_MASTER") or f"local[{min(os.cpu_count() or 2, 4) + 1}]",
             driver_memory=env.get("SPARK_DRIVER_MEMORY") or "1g",
-            shuffle_partitions=whole_number(env, "SPARK_SHUFFLE_PARTITIONS", min(os.cpu_count() or 2, 8)),
+            shuffle_partitions=(
+                whole_number(env, "SPARK_SHUFFLE_PARTITIONS", 1) if env.get("SPARK_SHUFFLE_PARTITIONS") else None
+            ),
             trigger_ms=whole_number(env, "STREAM_TRIGGER_MS", 500),
             ingest_trigger_ms=whole_number(env, "INGEST_TRIGGER_MS", 2000),
             max_offsets=whole_number(env, "STREAM_MAX_OFFSETS", 5_000_000),
+            stall_seconds=whole_number(env, "STREAM_STALL_SECONDS", 180),
         )
 
 
@@ -91,6 +97,14 @@ def _local_folder(root: str) -> Path:
     if re.match(r"\w+:", path):
         raise Refusal(f"LAKE_ROOT={root!r}: only a local folder (a path or file://path) can hold the lake so far")
     return Path(path).expanduser().resolve()
+
+
+def binding_conf(settings: Settings) -> dict[str, str]:
+    """What a checkpoint with state must agree with. Partitions that nobody has set are what the checkpoint says."""
+    conf = spark_conf(settings)
+    if settings.shuffle_partitions is None:
+        del conf[_SHUFFLE_PARTITIONS]
+    return conf
 
 
 def spark_conf(settings: Settings) -> dict[str, str]:
@@ -119,7 +133,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         # Any free port: several drivers run side by side. Each logs its address.
         "spark.ui.port": "0",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
+        _SHUFFLE_PARTITIONS: str(settings.shuffle_partitions or min(os.cpu_count() or 2, 8)),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # Streams cannot adapt their plans, and say so at every start unless it is off.

@@ -12,13 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from jobs.connectors.airflow_api import AirflowApi
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
 from local.jars import pyspark_folder
 from local.java import Java
 from local.ports import LOOPBACK
 from local.process import Service
-from local.rest import AirflowApi
 from local.settings import StackSettings
 
 # The command of each, and the name under which Airflow's health page knows it.
@@ -114,7 +114,10 @@ class Airflow:
         jobs = self.settings.jobs
         spark = {"conn_type": "spark", "host": jobs.spark_master, "extra": {"deploy-mode": "client"}}
         kafka = {"conn_type": "tideline_kafka", "host": jobs.kafka.bootstrap}
-        return {"AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(spark), "AIRFLOW_CONN_TIDELINE_KAFKA": json.dumps(kafka)}
+        login = {"login": self.settings.airflow_user, "password": self.password()}
+        airflow = {"conn_type": "tideline_airflow", "host": self.settings.airflow_url, **login}
+        connections = {"spark_default": spark, "tideline_kafka": kafka, "tideline_airflow": airflow}
+        return {f"AIRFLOW_CONN_{name.upper()}": json.dumps(connection) for name, connection in connections.items()}
 
     def _configuration(self) -> dict[str, str]:
         settings, drawn, logs = self.settings, self._secrets(), self.settings.home / "logs"

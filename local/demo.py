@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jobs.connectors.airflow_api import AirflowApi
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.pipelines.spec import dag_id_of
 from jobs.query import Lake, as_text
 from jobs.refusal import Refusal
 from local.report import addresses
-from local.rest import AirflowApi
 from local.stack import Report, Stack
 
 TOPICS, TRAFFIC = "provision_topics", "generate_demo_traffic"

@@ -3,8 +3,8 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from jobs.connectors.airflow_api import AirflowApi
 from jobs.refusal import Refusal
 from local import doctor, jars
 from local.airflow import COMPONENTS, Airflow
@@ -110,6 +111,15 @@ class Stack:
         health = self._health()
         return [self._state(name, members.get(name, []), health) for name in (*self._names(), JOBS)]
 
+    @contextmanager
+    def running_api(self) -> Iterator[AirflowApi | None]:
+        """Airflow's API, or none if it does not run."""
+        if self._service("api-server").process() is None:
+            yield None
+            return
+        with self.airflow.api() as api:
+            yield api if api.health() else None
+
     def clean(self) -> list[Path]:
         """Delete data, logs and Airflow's database; jars stay. Refused while something runs."""
         if marked(self.settings.home):
@@ -163,7 +173,7 @@ class Stack:
         terminate([scheduler] if scheduler else [])
         asked: set[int] = set()
         deadline = time.monotonic() + _DRIVERS_STOP_SECONDS
-        while drivers := [process for process in marked(self.settings.home) if _is_driver(process)]:
+        while drivers := [process for process in marked(self.settings.home) if is_driver(process)]:
             terminate([driver for driver in drivers if driver.pid not in asked])
             asked |= {driver.pid for driver in drivers}
             if time.monotonic() > deadline:
@@ -218,7 +228,7 @@ class Stack:
         return "healthy" if healthy else "unhealthy"
 
 
-def _is_driver(process: psutil.Process) -> bool:
+def is_driver(process: psutil.Process) -> bool:
     """A Python process that runs our jobs: it knows how to stop in order."""
     with suppress(psutil.Error):
         words = process.cmdline()
@@ -231,7 +241,7 @@ def _is_driver(process: psutil.Process) -> bool:
 def _is_job(process: psutil.Process) -> bool:
     """A driver, or the JVM below it."""
     with suppress(psutil.Error):
-        return _is_driver(process) or "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
+        return is_driver(process) or "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
     return False
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,65 +37,116 @@ def read_table(path: Path) -> Table:
             if "remove" in action:
                 files.pop(action["remove"]["path"], None)
         is_batch = any("txn" in action for action in actions)
-        table.notes += [json.loads(a["commitInfo"]["userMetadata"]) for a in actions if "commitInfo" in a and is_batch]
+        notes = [
+            json.loads(action["commitInfo"]["userMetadata"])
+            for action in actions
+            if "userMetadata" in action.get("commitInfo", {})
+        ]
+        table.notes += [note for note in notes if is_batch or is_reset(note)]
     for name, partition in files.items():
         table.rows += [{**row, **partition} for row in pq.ParquetFile(path / name).read().to_pylist()]
     return table
 
 
+def is_reset(note: dict[str, Any]) -> bool:
+    return note["batch"] is None
+
+
 def ranges_defects(notes: Iterable[dict[str, Any]], topic: str) -> list[str]:
-    """I2: the ranges of the commits are gapless and do not overlap; epochs and identities never go back."""
+    """I2: the ranges of the commits are gapless and do not overlap; epochs and identities never go back.
+
+    A reset of `ingest` books a range as lost and goes on behind it; any other begins anew. Each brings a new writer.
+    """
     defects: list[str] = []
     ends: dict[str, int] = {}
-    epoch = 0
-    identities = set()
+    epoch, topic_id = 0, None
+    writer: tuple[str, str, str] | None = None
+    retired: set[str] = set()
     for note in notes:
         ranges = note["topics"][topic]
-        identities.add((note["cluster_id"], ranges["topic_id"], note["write_id"]))
+        identity = (note["cluster_id"], ranges["topic_id"], note["write_id"])
         if note["epoch"] < epoch:
             defects.append(f"epoch went back from {epoch} to {note['epoch']}")
         epoch = max(epoch, note["epoch"])
-        for partition, (start, end) in ranges["offsets"].items():
-            expected = ends.get(partition, 0)
-            if start != expected:
-                kind = "overlap" if start < expected else "gap"
-                defects.append(f"{kind}: partition {partition} goes on at {start}, not at {expected}")
-            ends[partition] = end
-    if len(identities) > 1:
-        defects.append(f"commits of {len(identities)} identities: {sorted(identities)}")
+        if is_reset(note):
+            retired |= {note["write_id"], writer[2] if writer else ""}
+            writer = None
+            ends = _ends_at_reset(note, ranges, ends if topic_id == identity[:2] else {})
+        elif note["write_id"] in retired:
+            defects.append(f"a checkpoint wrote again that a reset had put aside: {note['write_id']}")
+        elif identity != (writer or identity) or topic_id not in (None, identity[:2]):
+            defects.append(f"commits of two identities: {identity} after {writer or topic_id}")
+        writer, topic_id = None if is_reset(note) else identity, identity[:2]
+        defects += _range_defects(ranges["offsets"], ends)
+        ends |= {partition: end for partition, (_, end) in ranges["offsets"].items()}
     return defects
 
 
-def coverage_defects(rows: Iterable[dict[str, Any]], records: Iterable[Record]) -> list[str]:
-    """I1: each offset is there exactly once."""
+def _ends_at_reset(note: dict[str, Any], ranges: dict[str, Any], ends: dict[str, int]) -> dict[str, int]:
+    """Where the ranges of a reset must begin: a landed table goes on, a live one begins anywhere and books nothing."""
+    return ends if note["job"] == "ingest" else {partition: end for partition, (_, end) in ranges["offsets"].items()}
+
+
+def _range_defects(offsets: dict[str, list[int]], ends: dict[str, int]) -> list[str]:
+    defects = []
+    for partition, (start, end) in offsets.items():
+        expected = ends.get(partition, 0)
+        if start != expected:
+            kind = "overlap" if start < expected else "gap"
+            defects.append(f"{kind}: partition {partition} goes on at {start}, not at {expected}")
+        if end < start:
+            defects.append(f"backwards: partition {partition} goes from {start} to {end}")
+    return defects
+
+
+def booked_as_lost(notes: Iterable[dict[str, Any]], topic: str) -> set[tuple[int, int]]:
+    """Partition and offset of all that resets have passed over in the topic as it is now."""
+    resets = [note["topics"][topic] for note in notes if is_reset(note)]
+    ranges = [r["offsets"] for r in resets if r["topic_id"] == resets[-1]["topic_id"]]
+    return {(int(partition), at) for found in ranges for partition, span in found.items() for at in range(*span)}
+
+
+def coverage_defects(
+    rows: Iterable[dict[str, Any]], records: Iterable[Record], booked: Collection[tuple[int, int]] = ()
+) -> list[str]:
+    """I1: each offset is there exactly once, but for those that are booked as lost: they are not there.
+
+    Records of a topic that was re-created may be given together with those of the one before.
+    """
     landed = Counter((row["partition"], row["offset"]) for row in rows)
-    wanted = {(record.partition, record.offset) for record in records}
-    twice = sorted(at for at, times in landed.items() if times > 1)
+    wanted = Counter((record.partition, record.offset) for record in records)
     return [
-        *(f"lost: partition {p} offset {o}" for p, o in sorted(wanted - set(landed))),
-        *(f"invented: partition {p} offset {o}" for p, o in sorted(set(landed) - wanted)),
-        *(f"double: partition {p} offset {o}" for p, o in twice),
+        *(f"lost: partition {p} offset {o}" for p, o in sorted(set(wanted - landed) - set(booked))),
+        *(f"invented: partition {p} offset {o}" for p, o in sorted(set(landed) - set(wanted) - set(booked))),
+        *(f"double: partition {p} offset {o}" for (p, o), n in sorted((landed - wanted).items()) if (p, o) in wanted),
+        *(f"booked as lost, but there: partition {p} offset {o}" for p, o in sorted(set(landed) & set(booked))),
     ]
 
 
 def content_defects(source: str, rows: Iterable[dict[str, Any]], records: Iterable[Record]) -> list[str]:
     """Each row says what its record says: the same columns, or a reason and the raw bytes."""
-    by_offset = {(record.partition, record.offset): record for record in records}
+    by_offset: dict[tuple[int, int], list[Record]] = defaultdict(list)
+    for record in records:
+        by_offset[record.partition, record.offset].append(record)
     defects = []
     for row in rows:
-        at = (row["partition"], row["offset"])
-        if at not in by_offset:
-            continue
-        record = by_offset[at]
-        event = oracle.accept(source, record)
-        if event is None:
-            if row["reason"] is None or row["raw"] != record.value or row["raw_key"] != record.key:
-                defects.append(f"{at}: {record.value!r} should be rejected, with its bytes: {row}")
-        elif row["reason"] is not None:
-            defects.append(f"{at}: {record.value!r} should be accepted, reason={row['reason']!r}")
-        elif {name: row[name] for name in event.columns} != event.columns or _ms(row["event_time"]) != event.event_ms:
-            defects.append(f"{at}: {row} is not {event.columns} at {event.event_ms}")
+        candidates = by_offset[row["partition"], row["offset"]]
+        found = [_content_defect(source, row, record) for record in candidates]
+        if found and None not in found:
+            defects.append(f"{row['partition']}, {row['offset']}: {found[0]}")
     return defects
+
+
+def _content_defect(source: str, row: dict[str, Any], record: Record) -> str | None:
+    event = oracle.accept(source, record)
+    if event is None:
+        if row["reason"] is None or row["raw"] != record.value or row["raw_key"] != record.key:
+            return f"{record.value!r} should be rejected, with its bytes: {row}"
+    elif row["reason"] is not None:
+        return f"{record.value!r} should be accepted, reason={row['reason']!r}"
+    elif {name: row[name] for name in event.columns} != event.columns or _ms(row["event_time"]) != event.event_ms:
+        return f"{row} is not {event.columns} at {event.event_ms}"
+    return None
 
 
 def landed_defects(lake: Path, source: str, records: list[Record]) -> list[str]:
@@ -103,7 +154,7 @@ def landed_defects(lake: Path, source: str, records: list[Record]) -> list[str]:
     table = read_table(lake / "events" / source)
     return [
         *ranges_defects(table.notes, source),
-        *coverage_defects(table.rows, records),
+        *coverage_defects(table.rows, records, booked_as_lost(table.notes, source)),
         *content_defects(source, table.rows, records),
     ]
 
@@ -111,7 +162,17 @@ def landed_defects(lake: Path, source: str, records: list[Record]) -> list[str]:
 def live_defects(lake: Path, pipeline: str, records: list[Record]) -> list[str]:
     """Every row of `live/<pipeline>` is what the events counted so far make it: batch after batch."""
     table = read_table(lake / "live" / pipeline)
-    return [*ranges_defects(table.notes, oracle.SOURCE_OF[pipeline]), *rows_defects(pipeline, table.rows, records)]
+    return [
+        *ranges_defects(table.notes, oracle.SOURCE_OF[pipeline]),
+        *cleared_defects(table.rows, table.notes),
+        *rows_defects(pipeline, table.rows, records),
+    ]
+
+
+def cleared_defects(rows: Iterable[dict[str, Any]], notes: Iterable[dict[str, Any]]) -> list[str]:
+    """A reset leaves no row of the epochs before it."""
+    cleared = max((note["epoch"] for note in notes if is_reset(note)), default=0)
+    return [f"not cleared by the reset of epoch {cleared}: {row}" for row in rows if row["epoch"] < cleared]
 
 
 def rows_defects(pipeline: str, rows: list[dict[str, Any]], records: list[Record]) -> list[str]:

@@ -12,6 +12,7 @@ from jobs import pipelines
 from jobs.connectors import kafka, topics
 from jobs.settings import KafkaSettings, Settings
 from local.broker import Broker
+from tests import processes
 from tests.oracle import Record
 
 os.environ["SPARK_DRIVER_MEMORY"] = "1g"
@@ -27,7 +28,7 @@ def spark():
     """One session for every test that kills nothing."""
     from jobs import session
 
-    settings = replace(Settings.from_env({}), spark_master="local[2]")
+    settings = replace(Settings.from_env({}), spark_master="local[2]", shuffle_partitions=2)
     spark = session.build(settings, "tests")
     yield spark
     spark.stop()
@@ -60,6 +61,8 @@ def renew_topics(kafka_settings: KafkaSettings) -> None:
         there = [name for name in client.list_topics() if not name.startswith("__")]
         if there:
             client.delete_topics(there)
+            # The broker answers before it has forgotten them.
+            processes.wait_until(lambda: not set(there) & set(client.list_topics()), "topics deleted")
         topics.apply(client, topics.survey(client, pipelines.topics()))
 
 

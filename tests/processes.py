@@ -1,7 +1,6 @@
 """Drivers as real processes, to be killed."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -12,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.connectors.control import STALE_SECONDS
-from jobs.pipelines.spec import control_of
+from jobs.connectors.control import Control
+from jobs.connectors.epochs import Health
 from jobs.settings import Settings
 
 DEADLINE_SECONDS = 120.0
@@ -27,7 +26,7 @@ def environment(settings: Settings, **extra: str) -> dict[str, str]:
         "LAKE_ROOT": str(settings.lake_root),
         "TIDELINE_JARS": str(settings.jars),
         "SPARK_MASTER": settings.spark_master,
-        "SPARK_SHUFFLE_PARTITIONS": str(settings.shuffle_partitions),
+        "SPARK_SHUFFLE_PARTITIONS": str(settings.shuffle_partitions or ""),
         **extra,
     }
 
@@ -67,8 +66,13 @@ def end(driver: subprocess.Popen[bytes]) -> None:
 
 def lease_is_stale(settings: Settings, job: str) -> bool:
     """Whether a successor may take over from a driver that has stopped beating."""
-    beat = json.loads((settings.lake_root / control_of(job) / "heartbeat").read_text())
-    return time.time() - float(beat["time"]) > STALE_SECONDS
+    return not newest_health(settings, job).alive
+
+
+def newest_health(settings: Settings, job: str) -> Health:
+    """How the newest epoch of a job does."""
+    control = Control.of(settings.lake_root, job)
+    return control.health(control.epoch(control.newest()))
 
 
 def race(racer: Callable[..., None], folder: Path, *, racers: int, answers: int) -> list[Any]:

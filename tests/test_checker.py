@@ -135,6 +135,105 @@ def test_ranges(plant: Callable[[list[dict[str, Any]]], object], named: str) -> 
     assert any(named in defect for defect in checker.ranges_defects(found, "numbers"))
 
 
+def reset(ranges: dict[str, list[int]], epoch: int, job: str, put_aside: str = "w") -> dict[str, Any]:
+    return {**note(0, ranges, epoch), "batch": None, "job": job, "write_id": put_aside}
+
+
+def after(batch: dict[str, Any], write_id: str = "w2") -> dict[str, Any]:
+    return {**batch, "write_id": write_id}
+
+
+def landed_notes() -> list[dict[str, Any]]:
+    """As `notes`, but partition 1 has lost the offsets 8 to 12 to a reset, and a second one lost nothing."""
+    return [
+        note(0, {"0": [0, 10], "1": [0, 8]}),
+        reset({"0": [10, 10], "1": [8, 12]}, 2, "ingest"),
+        reset({"0": [10, 10], "1": [12, 12]}, 3, "ingest"),
+        after(note(0, {"0": [10, 20], "1": [12, 20]}, 4)),
+    ]
+
+
+def live_notes() -> list[dict[str, Any]]:
+    """Back to offset 3, and on from there."""
+    return [*notes(), reset({"0": [3, 3], "1": [3, 3]}, 2, "sum"), after(note(0, {"0": [3, 9], "1": [3, 9]}, 3))]
+
+
+def test_resets_are_no_defects() -> None:
+    assert checker.ranges_defects(landed_notes(), "numbers") == []
+    assert checker.ranges_defects(live_notes(), "numbers") == []
+    booked = checker.booked_as_lost(landed_notes(), "numbers")
+    assert booked == {(1, 8), (1, 9), (1, 10), (1, 11)}
+    rows = [row for row in landed() if (row["partition"], row["offset"]) not in booked]
+    assert checker.coverage_defects(rows, records(), booked) == []
+    assert checker.booked_as_lost(notes(), "numbers") == set()
+
+
+def test_a_topic_that_was_re_created_begins_at_its_first_offset() -> None:
+    found = [*notes(), reset({"0": [0, 0], "1": [0, 2]}, 2, "ingest"), after(note(0, {"0": [0, 5], "1": [2, 5]}, 3))]
+    for later in found[2:]:
+        later["topics"]["numbers"]["topic_id"] = "new"
+    assert checker.ranges_defects(found, "numbers") == []
+    assert checker.booked_as_lost(found, "numbers") == {(1, 0), (1, 1)}
+    found[3]["topics"]["numbers"]["topic_id"] = "newer"
+    assert any("identities" in defect for defect in checker.ranges_defects(found, "numbers"))
+    assert checker.coverage_defects(landed() + landed(), records() + records()) == []
+    assert checker.content_defects("numbers", landed() + landed(), records() + records()) == []
+
+
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        (
+            lambda found: found[1]["topics"]["numbers"]["offsets"].update({"1": [9, 12]}),
+            "gap: partition 1 goes on at 9",
+        ),
+        (lambda found: found[1]["topics"]["numbers"]["offsets"].update({"1": [7, 12]}), "overlap: partition 1 goes on"),
+        (lambda found: found[1]["topics"]["numbers"]["offsets"].update({"1": [8, 7]}), "backwards: partition 1"),
+        (lambda found: found.pop(1), "gap: partition 1 goes on at 12"),
+        (lambda found: found[3]["topics"]["numbers"]["offsets"].update({"1": [13, 20]}), "gap: partition 1"),
+        (lambda found: found[3]["topics"]["numbers"]["offsets"].update({"1": [11, 20]}), "overlap: partition 1"),
+        (lambda found: found[3].update(write_id="w"), "put aside: w"),
+        (lambda found: found[2].update(write_id="w2"), "put aside: w2"),
+        (lambda found: found[2].update(epoch=1), "epoch went back"),
+        (lambda found: found[3]["topics"]["numbers"].update(topic_id="other"), "identities"),
+    ],
+)
+def test_ranges_around_a_reset(plant: Callable[[list[dict[str, Any]]], object], named: str) -> None:
+    found = landed_notes()
+    plant(found)
+    assert any(named in defect for defect in checker.ranges_defects(found, "numbers"))
+
+
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        (lambda found: found[3]["topics"]["numbers"]["offsets"].update({"1": [4, 9]}), "gap"),
+        (lambda found: found[3]["topics"]["numbers"]["offsets"].update({"1": [2, 9]}), "overlap"),
+        (lambda found: found[2]["topics"]["numbers"]["offsets"].update({"1": [2, 3]}), "overlap"),
+        (lambda found: found[3].update(write_id="w"), "put aside: w"),
+    ],
+)
+def test_ranges_of_a_live_table_around_a_reset(plant: Callable[[list[dict[str, Any]]], object], named: str) -> None:
+    found = live_notes()
+    plant(found)
+    assert any(named in defect for defect in checker.ranges_defects(found, "numbers"))
+
+
+def test_only_what_is_booked_may_be_missing_and_nothing_else_of_it_may_be_there() -> None:
+    rows, booked = landed(), {(1, 8)}
+    assert "booked as lost, but there: partition 1 offset 8" in checker.coverage_defects(rows, records(), booked)
+    left = [row for row in rows if (row["partition"], row["offset"]) not in {(1, 8), (1, 9)}]
+    assert checker.coverage_defects(left, records(), booked) == ["lost: partition 1 offset 9"]
+
+
+def test_rows_from_before_a_reset_are_named() -> None:
+    assert checker.cleared_defects(live_rows(), notes()) == []
+    assert checker.cleared_defects([{"epoch": 3}], live_notes()) == []
+    assert checker.cleared_defects([{"epoch": 1}], live_notes()) == [
+        "not cleared by the reset of epoch 2: {'epoch': 1}"
+    ]
+
+
 @pytest.mark.parametrize(
     "plant",
     [

@@ -20,7 +20,7 @@ PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / 
 _TYPED = re.compile(
     r"^(?:tideline|python -m jobs) (?P<block>.+)$|`(?:tideline|python -m jobs) (?P<inline>[^`]+)`", re.M
 )
-_OTHER_DAGS = {"provision_topics", "generate_demo_traffic"}
+_OTHER_DAGS = {"control_streams", "generate_demo_traffic", "provision_topics", "reset_stream"}
 
 
 def commands() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -53,9 +53,11 @@ def test_there_are_commands_to_check():
 
 def test_named_dags_exist():
     named = {
-        dag for page in PAGES for dag in re.findall(r"`(stream_\w+|provision_\w+|generate_demo_\w+)`", page.read_text())
+        dag
+        for page in PAGES
+        for dag in re.findall(r"`(\w+_streams?|stream_\w+|provision_\w+|generate_demo_\w+)`", page.read_text())
     }
-    assert named - {"stream_my_pipeline"} <= {*map(dag_id_of, STREAMS), *_OTHER_DAGS}
+    assert named - {"stream_my_pipeline", "stream_JOB"} <= {*map(dag_id_of, STREAMS), *_OTHER_DAGS}
 
 
 @pytest.mark.spark

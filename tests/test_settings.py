@@ -9,7 +9,7 @@ import pytest
 
 from jobs import settings as module
 from jobs.refusal import Refusal
-from jobs.settings import KafkaSettings, Settings, read_env_file, spark_conf, whole_number
+from jobs.settings import KafkaSettings, Settings, binding_conf, read_env_file, spark_conf, whole_number
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,9 @@ def test_defaults(project: Path) -> None:
     assert settings.kafka == KafkaSettings(bootstrap="127.0.0.1:9092", security_protocol="PLAINTEXT")
     assert settings.spark_master.startswith("local[")
     assert settings.driver_memory == "1g"
-    assert 1 <= settings.shuffle_partitions <= 8
+    assert settings.shuffle_partitions is None
     assert (settings.trigger_ms, settings.ingest_trigger_ms, settings.max_offsets) == (500, 2000, 5_000_000)
+    assert settings.stall_seconds == 180
 
 
 @pytest.mark.parametrize(
@@ -35,11 +36,15 @@ def test_defaults(project: Path) -> None:
     [(1, "local[2]", 1), (2, "local[3]", 2), (64, "local[5]", 8), (None, "local[3]", 2)],
 )
 def test_sized_for_the_machine(
-    cores: int | None, master: str, partitions: int, monkeypatch: pytest.MonkeyPatch
+    cores: int | None, master: str, partitions: int, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    settings = Settings.from_env({})
-    assert (settings.spark_master, settings.shuffle_partitions) == (master, partitions)
+    settings = Settings.from_env({"TIDELINE_JARS": str(settings.jars)})
+    assert settings.spark_master == master
+    assert spark_conf(settings)["spark.sql.shuffle.partitions"] == str(partitions)
+    # A lake that moves to a machine with other cores goes on with the partitions that its checkpoints have.
+    assert "spark.sql.shuffle.partitions" not in binding_conf(settings)
+    assert binding_conf(replace(settings, shuffle_partitions=5))["spark.sql.shuffle.partitions"] == "5"
 
 
 def test_the_environment_wins_over_the_file_and_the_file_over_the_default(project: Path) -> None:

@@ -3,11 +3,12 @@
 import json
 import uuid
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from jobs.pipelines.spec import checkpoint_of
 from jobs.refusal import Refusal
 
 Offsets = dict[str, dict[int, int]]
@@ -16,21 +17,36 @@ Offsets = dict[str, dict[int, int]]
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
+def reset_command(job: str, source: str | None = None, to: str = "earliest") -> str:
+    """What to type to begin a stream's checkpoint anew; it shows first what it would do."""
+    return f"`tideline reset {job}{f' --source {source}' if source else ''} --to {to}`"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A micro-batch as `offsets/N` plans it: ends are exclusive, per topic and partition."""
+    """A micro-batch as `offsets/N` plans it: ends are exclusive, per topic and partition.
+
+    ``conf`` is what Spark keeps for the life of the checkpoint, whatever a later session says.
+    """
 
     batch: int
     timestamp_ms: int
     watermark_ms: int
     ends: Offsets
+    conf: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The checkpoint folder of one streaming query."""
+    """The checkpoint folder of one streaming query; ``way_out`` is the command that begins a new one."""
 
     path: Path
+    way_out: str = reset_command("JOB")
+
+    @classmethod
+    def of(cls, lake_root: Path, job: str, source: str | None = None) -> Self:
+        """That of a streaming job; `ingest` has one per source."""
+        return cls(lake_root / checkpoint_of(job, source), reset_command(job, source))
 
     def exists(self) -> bool:
         """Whether a query ever planned a batch here."""
@@ -66,15 +82,24 @@ class Checkpoint:
                 timestamp_ms=_whole(head["batchTimestampMs"]),
                 watermark_ms=_whole(head["batchWatermarkMs"]),
                 ends=_offsets(json.loads(line) for line in offsets if line != "-"),
+                conf=dict(head.get("conf", {})),
             )
         except _DAMAGE as error:
             raise self._damaged(file, error) from error
 
     def starts(self, batch: int) -> Offsets:
         """Where a batch begins: where the one before ended, or where the query first began."""
-        if batch > 0:
-            return self.planned(batch - 1).ends
-        files = sorted((self.path / "sources").glob("*/0"))
+        return self.planned(batch - 1).ends if batch > 0 else self._first()
+
+    def first(self) -> Offsets | None:
+        """Where the query first began; none as long as it has not looked at its topic."""
+        return self._first() if self._first_files() else None
+
+    def _first_files(self) -> list[Path]:
+        return sorted((self.path / "sources").glob("*/0"))
+
+    def _first(self) -> Offsets:
+        files = self._first_files()
         try:
             return _offsets(json.loads(line) for file in files for line in _lines(_read(file).removeprefix("\0")))
         except _DAMAGE as error:
@@ -108,8 +133,8 @@ class Checkpoint:
 
     def _damaged(self, file: Path, error: Exception) -> Refusal:
         return Refusal(
-            f"checkpoint file {file} is damaged ({error}): restore it from a backup of the same moment, or reset the "
-            f"stream to begin a new checkpoint; nothing was read or written"
+            f"checkpoint file {file} is damaged ({error}): restore it from a backup of the same moment, or begin a new "
+            f"checkpoint with {self.way_out}; nothing was read or written"
         )
 
 

@@ -225,6 +225,11 @@ def require(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicS
     return found
 
 
+def latest(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict[int, int]]:
+    """Where each partition of the topics ends now."""
+    return {name: state.latest for name, state in states(client, topics).items()}
+
+
 def topic_ids(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, str]:
     """The ids of the topics that exist: one metadata request. A `KafkaError` here may pass: try again."""
     return {name: _topic_id(topic) for name, topic in _existing(client, topics).items()}

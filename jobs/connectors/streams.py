@@ -1,5 +1,8 @@
 """Kafka as Spark reads and writes it."""
 
+import json
+from collections.abc import Mapping
+
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -21,13 +24,15 @@ _PRODUCE = {
 }
 
 
-def read(spark: SparkSession, kafka: KafkaSettings, topic: str, *, max_offsets: int) -> DataFrame:
-    """A topic's committed records as a stream, from its beginning unless the checkpoint says otherwise."""
+def read(
+    spark: SparkSession, kafka: KafkaSettings, topic: str, *, max_offsets: int, begins: Mapping[int, int]
+) -> DataFrame:
+    """A topic's committed records as a stream; where it begins if there is no checkpoint: all partitions, or none."""
     return (
         spark.readStream.format("kafka")
         .options(**spark_options(kafka), **_FETCH)
         .option("subscribe", topic)
-        .option("startingOffsets", "earliest")
+        .option("startingOffsets", json.dumps({topic: dict(begins)}) if begins else "earliest")
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "true")
         .option("kafka.isolation.level", "read_committed")

@@ -9,23 +9,24 @@ import logging
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from jobs.connectors.checkpoint import Offsets
+from jobs.connectors.checkpoint import Offsets, reset_command
 from jobs.failpoints import FailPoint, reach
 from jobs.refusal import Refusal
 
@@ -60,15 +61,29 @@ class Ranges:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What every commit says of itself, in the log entry itself (`userMetadata`)."""
+    """What every commit says of itself, in the log entry itself (`userMetadata`).
+
+    A reset has no batch: its ends are where the next checkpoint begins, its ranges are what will never be landed, and
+    its write identity is that of the checkpoint which it put aside.
+    """
 
     job: str
     write_id: str
-    batch: int
+    batch: int | None
     epoch: int
     cluster_id: str
     topics: dict[str, Ranges]
     fingerprint: str | None = None
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether it belongs to a reset, not to a micro-batch."""
+        return self.batch is None
+
+    @property
+    def transactions(self) -> list[Transaction]:
+        """What makes a batch happen once; a reset may happen again."""
+        return [] if self.batch is None else [Transaction(self.write_id, self.batch)]
 
     @property
     def ends(self) -> Offsets:
@@ -118,22 +133,35 @@ class TableWriter:
         self._table = table
         self._note = _last_note(table)
         self._schema = table.schema()
+        # For a table that is empty: the first commit brings its columns.
+        self._adapts = False
         (self._partition,) = table.metadata().partition_columns
         shutil.rmtree(self._staging, ignore_errors=True)
 
     @classmethod
-    def open(cls, path: Path, schema: pa.Schema, partition: str) -> Self:
-        """Open the table, or create it empty."""
+    def open(cls, path: Path, schema: pa.Schema | None, partition: str) -> Self:
+        """Open the table, or create it empty; without a schema as it is, with columns that are yet to come."""
+        first = pa.schema([(partition, pa.string())]) if schema is None else schema
         table = DeltaTable.create(
-            path, schema=schema, partition_by=[partition], mode="ignore", configuration=_PROPERTIES
+            path, schema=first, partition_by=[partition], mode="ignore", configuration=_PROPERTIES
         )
-        names = [field.name for field in table.schema().fields]
-        if names != schema.names:
+        writer = cls(path, table)
+        if schema is not None:
+            writer._take(schema)
+        return writer
+
+    def _take(self, schema: pa.Schema) -> None:
+        """Write these columns from now on: a table without rows adapts."""
+        wanted, names = Schema.from_arrow(schema), [field.name for field in self._schema.fields]
+        if not files_with_sizes(self._table):
+            self._adapts = wanted != self._schema
+            self._schema = wanted
+        elif names != schema.names:
             raise Refusal(
-                f"{path} has the columns {names}, the job writes {schema.names}: the definition has changed; take the "
-                "change back, or reset the stream"
+                f"{self.path} has the columns {names}, the job writes {schema.names}: the definition has changed; take "
+                f"the change back (rows of `events` are never cleared), or clear a pipeline's live rows with "
+                f"{reset_command('JOB')}"
             )
-        return cls(path, table)
 
     @property
     def _staging(self) -> Path:
@@ -144,6 +172,10 @@ class TableWriter:
         """A fresh folder for the files of one commit, to be written partitioned."""
         return self._staging / uuid.uuid4().hex
 
+    def reset(self, note: Note, *, clear: bool) -> None:
+        """Say where the next checkpoint begins; ``clear`` takes every row out of the table in the same commit."""
+        self._transact([], note, mode="overwrite" if clear else "append")
+
     def has(self, write_id: str, batch: int) -> bool:
         """Whether this batch is in the table already: Spark runs a batch again if it died before saying so."""
         done = self._table.transaction_version(write_id)
@@ -152,18 +184,27 @@ class TableWriter:
     def commit(self, stage: Path, note: Note) -> list[Path]:
         """Move the staged files into the table, make them visible at once, and say where they are now."""
         added = [self._place(file) for file in sorted(stage.rglob("*.parquet"))]
-        self._transact(added, note, Transaction(note.write_id, note.batch))
+        mode: Literal["append", "overwrite"] = "overwrite" if self._adapts else "append"
+        self._transact(added, note, *note.transactions, mode=mode)
+        self._adapts = False
         return [self.path / action.path for action in added]
 
     def discard(self, stage: Path) -> None:
         """Remove what is left of a stage."""
         shutil.rmtree(stage, ignore_errors=True)
 
-    def _transact(self, actions: Sequence[AddAction | RemoveAction], note: Note, *transactions: Transaction) -> None:
+    def _transact(
+        self,
+        actions: Sequence[AddAction | RemoveAction],
+        note: Note,
+        *transactions: Transaction,
+        mode: Literal["append", "overwrite"] = "append",
+    ) -> None:
+        """Overwriting removes all files that are not among the actions, and sets the columns."""
         signed = _signed(note, *transactions)
         try:
             self._table.create_write_transaction(
-                list(actions), "append", self._schema, [self._partition], commit_properties=signed
+                list(actions), mode, self._schema, [self._partition], commit_properties=signed
             )
         except CommitFailedError as error:
             raise OvertakenError(f"another writer has committed to {self.path}: this driver ends") from error
@@ -214,7 +255,7 @@ class TableWriter:
             ds.write_dataset(rows.scanner(columns=columns), folder, format="parquet", min_rows_per_group=100_000)
             actions += [self._place(file, data_change=False) for file in sorted(folder.glob("*.parquet"))]
             actions += [self._removal(file, size) for file, size in files.items()]
-        reach(FailPoint.MERGED, note.batch)
+        reach(FailPoint.MERGED, note.batch or 0)
         if actions:
             self._transact(actions, note)
         self.discard(stage)
@@ -242,6 +283,16 @@ def files_with_sizes(table: DeltaTable) -> dict[str, int]:
     if not actions.num_rows:
         return {}
     return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def rows_by_partition(table: DeltaTable) -> Counter[str]:
+    """How many rows there are, by the value of the partition column."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    rows = Counter[str]()
+    if actions.num_rows:
+        for path, count in zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True):
+            rows[Path(path).parent.name.partition("=")[2]] += count
+    return rows
 
 
 def _dataset(table: DeltaTable, path: Path, files: Iterable[str]) -> ds.Dataset:

@@ -455,6 +455,10 @@ def control_of(job: str) -> str:
     return f"control/{job}"
 
 
+# Incidents of all jobs; no job's name begins so.
+INCIDENTS = "control/_incidents"
+
+
 def dag_id_of(job: str) -> str:
     """The DAG that runs a streaming job."""
     return f"stream_{job}"

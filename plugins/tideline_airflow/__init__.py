@@ -14,16 +14,25 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [
             {"integration-name": "Tideline", "external-doc-url": "https://kafka.apache.org/", "tags": ["software"]}
         ],
-        "hooks": [{"integration-name": "Tideline", "python-modules": ["tideline_airflow.hooks.kafka"]}],
+        "hooks": [
+            {
+                "integration-name": "Tideline",
+                "python-modules": ["tideline_airflow.hooks.airflow", "tideline_airflow.hooks.kafka"],
+            }
+        ],
         "operators": [
             {
                 "integration-name": "Tideline",
                 "python-modules": [
+                    "tideline_airflow.operators.control",
                     "tideline_airflow.operators.streaming",
                     "tideline_airflow.operators.topics",
                     "tideline_airflow.operators.traffic",
                 ],
             }
+        ],
+        "triggers": [
+            {"integration-name": "Tideline", "python-modules": ["tideline_airflow.triggers.streaming"]},
         ],
         "connection-types": [
             {
@@ -70,6 +79,16 @@ def get_provider_info() -> dict[str, Any]:
                         "schema": {"type": ["string", "null"], "format": "password"},
                     },
                 },
-            }
+            },
+            {
+                "hook-class-name": "tideline_airflow.hooks.airflow.AirflowHook",
+                "hook-name": "Airflow (Tideline)",
+                "connection-type": "tideline_airflow",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "port", "extra"],
+                    "relabeling": {"host": "Address of the API server"},
+                    "placeholders": {"host": "http://airflow.example:8080"},
+                },
+            },
         ],
     }

@@ -63,6 +63,8 @@ def test_what_spark_wrote_is_read(path: Path) -> None:
     planned = checkpoint.planned(1)
     assert (planned.batch, planned.watermark_ms, planned.timestamp_ms) == (1, 1000, 1_795_003_524_440)
     assert planned.ends == {"numbers": {0: 5300, 1: 6600, 2: 7}}
+    assert planned.conf == CONF
+    assert checkpoint.first() == {"numbers": {0: 10, 1: 0}}
 
 
 def test_a_batch_starts_where_the_one_before_ended(path: Path) -> None:
@@ -76,7 +78,19 @@ def test_what_is_not_there_does_not_exist(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "never"):
         checkpoint = Checkpoint(folder)
         assert not checkpoint.exists()
-        assert (checkpoint.last_planned(), checkpoint.last_committed()) == (None, None)
+        assert (checkpoint.last_planned(), checkpoint.last_committed(), checkpoint.first()) == (None, None, None)
+
+
+def test_a_damaged_one_names_the_command_that_begins_anew(path: Path, tmp_path: Path) -> None:
+    (path / "metadata").write_text("{")
+    with pytest.raises(
+        Refusal, match=r"metadata is damaged .* begin a new checkpoint with `tideline reset JOB --to ea"
+    ):
+        Checkpoint(path).check()
+    checkpoint = Checkpoint.of(tmp_path, "ingest", "numbers")
+    assert checkpoint.path == tmp_path / "checkpoints" / "ingest" / "numbers"
+    assert checkpoint.way_out == "`tideline reset ingest --source numbers --to earliest`"
+    assert Checkpoint.of(tmp_path, "word_count").way_out == "`tideline reset word_count --to earliest`"
 
 
 def test_metadata_alone_is_a_checkpoint_that_planned_nothing(tmp_path: Path) -> None:

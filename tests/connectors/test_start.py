@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs.connectors.checkpoint import Checkpoint, Offsets
 from jobs.connectors.kafka import TopicState
-from jobs.connectors.start import Progress, check_start
+from jobs.connectors.start import EARLIEST, Progress, Start, check_start
 from jobs.connectors.tables import Note, Ranges
 from jobs.refusal import Refusal
 from tests.connectors import test_checkpoint
@@ -15,6 +16,7 @@ from tests.connectors import test_checkpoint
 # Where batches 0, 1, 2 … end; the stream began at offset 10 of partition 0.
 BEGIN: Offsets = {"numbers": {0: 10, 1: 0}}
 ENDS: list[Offsets] = [{"numbers": {0: 100 * n + 100, 1: 50 * n + 50}} for n in range(6)]
+CONF = {"spark.sql.shuffle.partitions": "2", "spark.sql.streaming.stateStore.providerClass": "Rocks", "other": "1"}
 TOPIC = TopicState(cluster_id="c1", topic_id="t1", partitions=2, earliest={0: 10, 1: 0}, latest={0: 900, 1: 900})
 
 
@@ -30,6 +32,8 @@ def progress(planned: int | None, committed: int | None) -> Progress:
         resume=ENDS[planned] if planned == committed else starts,
         reached=ENDS[planned],
         ends={batch: ENDS[batch] for batch in (planned, committed) if batch is not None},
+        first=BEGIN,
+        conf=CONF,
     )
 
 
@@ -41,14 +45,22 @@ def note(batch: int) -> Note:
     return Note(job="ingest", write_id="w1", batch=batch, epoch=3, cluster_id="c1", topics=topics)
 
 
-def refusal(found: Progress | None, landed: Note | None, topics: dict[str, TopicState] | None = None) -> str | None:
+def reset_note(write_id: str = "w0", start: Offsets = BEGIN) -> Note:
+    """What the table says after a reset that booked what lies between 0 and the start."""
+    ranges = Ranges(topic_id="t1", offsets={partition: (0, at) for partition, at in start["numbers"].items()})
+    return replace(note(0), write_id=write_id, batch=None, topics={"numbers": ranges})
+
+
+def refusal(
+    found: Progress | None, landed: Note | None, topics: dict[str, TopicState] | None = None, **more: Any
+) -> str | None:
     try:
-        check_start("ingest", found, landed, {"numbers": TOPIC} if topics is None else topics)
+        check_start("ingest", found, landed, {"numbers": TOPIC} if topics is None else topics, **more)
         return None
     except Refusal as refused:
         said = str(refused)
     assert said.startswith("stream 'ingest' is refused: ")
-    assert said.endswith(". Nothing was read or written; docs/operations.md says how to reset.")
+    assert said.endswith(". Nothing was read or written.")
     return said
 
 
@@ -110,6 +122,103 @@ def test_every_pair_of_a_checkpoint_and_a_table(
 )
 def test_two_stories_are_refused_with_the_reason(found: Progress | None, said: Note | None, reason: str) -> None:
     assert reason in (refusal(found, said) or "")
+
+
+RESET = {
+    None: "nothing yet, or the checkpoint was put aside",
+    (None, None): "created, crashed before its first plan",
+    (0, None): "F1 or F2 in batch 0",
+}
+
+
+@pytest.mark.parametrize(
+    "state", [None, (None, None), *((p, c) for p in range(4) for c in (p, p - 1 if p else None))], ids=str
+)
+def test_after_a_reset_only_a_new_checkpoint_is_accepted(state: tuple[int | None, int | None] | None) -> None:
+    found = progress(*state) if state else None
+    answer = refusal(found, reset_note())
+    assert (answer is None) == (state in RESET), answer
+    assert answer is None or "is older: the reset was interrupted, or that checkpoint was restored" in answer
+    if found:
+        same = refusal(found, reset_note(write_id="w1"))
+        assert "is older" in (same or ""), "the one that was put aside, whatever it got done"
+
+
+@pytest.mark.parametrize("state", [(None, None), (0, None)])
+def test_after_a_reset_a_checkpoint_begins_where_it_said(state: tuple[int | None, int | None]) -> None:
+    found = replace(progress(*state), first=BEGIN)
+    assert refusal(found, reset_note(start={"numbers": {0: 10}})) is None, "a newer partition begins anywhere"
+    assert refusal(replace(found, first=None), reset_note()) is None, "it has not looked at its topic yet"
+    for other in ({0: 11, 1: 0}, {0: 10, 1: 1}):
+        said = refusal(found, reset_note(start={"numbers": other}))
+        assert "but the checkpoint begins at {0: 10, 1: 0}: it belongs to another moment" in (said or "")
+
+
+@pytest.mark.parametrize(
+    ("topic", "reason"),
+    [
+        ({"topic_id": "t2"}, "was re-created"),
+        ({"cluster_id": "c2"}, "this is cluster c2"),
+        ({"earliest": {0: 11, 1: 0}}, "partition 0 begins at 11: its records from 10 on were deleted before they"),
+        ({"latest": {0: 9, 1: 900}}, "partition 0 ends at 9, before offset 10"),
+    ],
+)
+def test_a_topic_that_changed_after_a_reset_is_refused(topic: dict[str, object], reason: str) -> None:
+    for found in (None, progress(None, None)):
+        assert reason in (refusal(found, reset_note(), {"numbers": replace(TOPIC, **topic)}) or "")
+
+
+def test_after_a_reset_a_stream_may_begin_past_the_first_record() -> None:
+    """Without one a topic that begins before the stream did is another topic."""
+    older = {"numbers": replace(TOPIC, earliest={0: 0, 1: 0})}
+    assert refusal(progress(0, None), reset_note(), older) is None
+    assert "where the stream began" in (refusal(progress(0, None), None, older) or "")
+
+
+def test_where_a_stream_begins_that_has_planned_nothing() -> None:
+    topics = {"numbers": replace(TOPIC, latest={0: 900, 1: 900, 2: 5}, earliest={0: 10, 1: 0, 2: 3})}
+    new = Start.of("numbers", topics, None)
+    assert (new.begins, new.reached) == ({}, {0: 10, 1: 0, 2: 3})
+    again = Start.of("numbers", topics, reset_note(start={"numbers": {0: 100, 1: 50}}))
+    assert again.begins == {0: 100, 1: 50, 2: EARLIEST}
+    assert again.reached == {0: 100, 1: 50, 2: 3}
+
+
+# -- Upgrades --
+
+
+def test_a_changed_definition_is_refused_with_both_ways_on() -> None:
+    landed = replace(note(3), fingerprint="old")
+    assert refusal(progress(3, 3), landed, fingerprint="old") is None
+    for found, said in ((progress(3, 3), landed), (None, replace(reset_note(), fingerprint="old"))):
+        reason = refusal(found, said, fingerprint="new") or ""
+        assert "its definition has changed (fingerprint new, the rows so far are of old)" in reason
+        assert "`tideline reset ingest --to earliest`" in reason
+        assert "hand over, from what is landed on: `tideline reset ingest --to tide-line`" in reason
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        ({}, None),
+        (CONF, None),
+        ({**CONF, "other": "2"}, None),
+        ({"spark.sql.shuffle.partitions": "4"}, "with SPARK_SHUFFLE_PARTITIONS=2, now it is 4: set it back, or"),
+        ({"spark.sql.streaming.stateStore.providerClass": "Hdfs"}, "providerClass=Rocks, now it is Hdfs: set it back"),
+    ],
+)
+def test_what_binds_the_state_stays(now: dict[str, str], reason: str | None) -> None:
+    for state in ((3, 3), (3, 2), (0, None)):
+        said = refusal(progress(*state), note(state[1]) if state[1] else None, conf=now)
+        assert (said is None) if reason is None else (reason in (said or ""))
+        assert reason is None or "`tideline reset ingest --to tide-line`" in (said or "")
+    assert refusal(None, None, conf=now) is None
+    assert refusal(replace(progress(3, 3), conf={}), note(3), conf=now) is None, "an older Spark did not write it down"
+
+
+def test_a_stream_of_a_source_is_named_and_so_is_its_command() -> None:
+    with pytest.raises(Refusal, match=r"^stream 'ingest of numbers' is refused: .*`tideline reset ingest --source num"):
+        check_start("ingest", None, note(3), {"numbers": TOPIC}, source="numbers")
 
 
 STOPPED, CRASHED = (progress(3, 3), note(3)), (progress(3, 2), note(2))
@@ -186,6 +295,8 @@ def test_progress_is_read_from_the_checkpoint(path: Path) -> None:
         resume={"numbers": committed},
         reached={"numbers": planned},
         ends={2: {"numbers": planned}, 1: {"numbers": committed}},
+        first={"numbers": {0: 10, 1: 0}},
+        conf=test_checkpoint.CONF,
     )
     test_checkpoint.commit(path, 2)
     found = Progress.read(checkpoint)
@@ -199,6 +310,15 @@ def test_progress_of_the_first_batch_goes_on_where_the_query_began(path: Path) -
     found = Progress.read(Checkpoint(path))
     assert found is not None
     assert (found.planned, found.committed, found.resume) == (0, None, {"numbers": {0: 10, 1: 0}})
+
+
+def test_a_checkpoint_that_has_only_looked_at_its_topic_says_where_it_begins(path: Path) -> None:
+    for name in ("offsets/0", "offsets/1", "offsets/2", "commits/0", "commits/1"):
+        (path / name).unlink()
+    found = Progress.read(Checkpoint(path))
+    assert found == Progress(write_id=test_checkpoint.QUERY_ID, first={"numbers": {0: 10, 1: 0}})
+    (path / "sources" / "0" / "0").unlink()
+    assert Progress.read(Checkpoint(path)) == Progress(write_id=test_checkpoint.QUERY_ID)
 
 
 def test_no_progress_without_a_checkpoint_and_a_refusal_with_a_damaged_one(path: Path, tmp_path: Path) -> None:

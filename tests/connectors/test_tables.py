@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from multiprocessing.synchronize import Barrier
@@ -22,7 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.connectors import tables
-from jobs.connectors.tables import Note, OvertakenError, Ranges, TableWriter, files_of, last_note
+from jobs.connectors.tables import Note, OvertakenError, Ranges, TableWriter, files_of, last_note, rows_by_partition
+from jobs.refusal import Refusal
 from tests import processes
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string()), ("slice", pa.string())])
@@ -132,6 +134,115 @@ def test_after_a_reset_the_new_checkpoint_s_note_counts(path: Path) -> None:
     renewed.commit(stage(renewed, 9), note(0, epoch=2, write_id="new"))
     assert last_note(path) == note(0, epoch=2, write_id="new")
     assert renewed.has("new", 0)
+
+
+# -- Resets, and tables without rows --
+
+OTHER = pa.schema([("amount", pa.decimal128(18, 6)), ("at", pa.timestamp("us", tz="UTC")), ("slice", pa.string())])
+
+
+def reset_note(epoch: int = 2) -> Note:
+    """Partition 0 was read to 30, its next record is 50; the other one begins where it was."""
+    ranges = Ranges(topic_id="t1", offsets={0: (30, 50), 11: (2, 2)})
+    return replace(note(0, epoch), batch=None, topics={"numbers": ranges})
+
+
+@pytest.mark.parametrize("clear", [False, True])
+def test_a_reset_keeps_the_rows_or_takes_them_all_in_one_commit(path: Path, clear: bool) -> None:
+    writer = opened(path)
+    for batch in range(3):
+        commit(writer, batch)
+    before = DeltaTable(path).version()
+    TableWriter.open(path, None, "slice").reset(reset_note(), clear=clear)
+    assert DeltaTable(path).version() == before + 1
+    assert rows(path) == ([] if clear else [0, 1, 2])
+    assert rows_by_partition(DeltaTable(path)) == ({} if clear else {"a": 3})
+    assert last_note(path) == reset_note()
+    assert Note.from_json(reset_note().to_json()).ends == {"numbers": {0: 50, 11: 2}}
+    with pytest.raises(OvertakenError):
+        commit(writer, 3, 99)
+    successor = opened(path)
+    assert successor.has(WRITE_ID, 2), "what a checkpoint wrote it has written, so it must not come back"
+    successor.commit(stage(successor, 7), note(0, epoch=3, write_id="new"))
+    assert rows(path) == ([7] if clear else [0, 1, 2, 7])
+    assert last_note(path) == note(0, epoch=3, write_id="new")
+
+
+def test_a_reset_that_was_overtaken_changes_nothing(path: Path) -> None:
+    commit(opened(path), 0)
+    late = TableWriter.open(path, None, "slice")
+    commit(opened(path), 1)
+    with pytest.raises(OvertakenError):
+        late.reset(reset_note(), clear=True)
+    assert (rows(path), last_note(path)) == ([0, 1], note(1))
+
+
+def test_a_reset_survives_a_merge_and_the_files_it_took_away_are_deleted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
+    monkeypatch.setattr(tables, "VACUUM_EVERY_COMMITS", 5)
+    at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
+    monkeypatch.setattr(tables, "_PROPERTIES", at_once)
+    writer = opened(path)
+    for batch in range(3):
+        commit(writer, batch)
+    taken = files_on_disk(path)
+    opened(path).reset(reset_note(), clear=True)
+    writer = opened(path)
+    for batch in range(12):
+        writer.commit(stage(writer, batch), note(batch, epoch=3, write_id="new"))
+        writer.tend()
+        assert rows(path) == list(range(batch + 1))
+    assert not taken & files_on_disk(path)
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_a_table_without_rows_takes_the_columns_of_its_first_commit(path: Path, cleared: bool) -> None:
+    reader = None
+    if cleared:
+        commit(opened(path), 0)
+        reader = DeltaTable(path)
+        TableWriter.open(path, None, "slice").reset(reset_note(), clear=True)
+    else:
+        TableWriter.open(path, None, "slice").reset(reset_note(), clear=True)
+        assert [field.name for field in DeltaTable(path).schema().fields] == ["slice"]
+    for batch in range(2):
+        # Opened anew before the first commit: nothing is changed until then.
+        TableWriter.open(path, OTHER, "slice")
+        writer = TableWriter.open(path, OTHER, "slice")
+        folder = writer.new_stage()
+        file = folder / "slice=a" / "part.parquet"
+        file.parent.mkdir(parents=True)
+        row = {"amount": Decimal(batch), "at": datetime(2026, 1, 1, tzinfo=UTC)}
+        pq.write_table(pa.Table.from_pylist([row], schema=OTHER.remove(2)), file)
+        writer.commit(folder, note(batch, epoch=3, write_id="new"))
+        assert writer.has("new", batch)
+        assert [field.name for field in DeltaTable(path).schema().fields] == OTHER.names
+    assert sorted(files_of(DeltaTable(path), path).to_table()["amount"].to_pylist()) == [0, 1]
+    assert DeltaTable(path).metadata().configuration == tables._PROPERTIES
+    assert DeltaTable(path).metadata().partition_columns == ["slice"]
+    if reader:
+        reader.update_incremental()
+        amounts = files_of(reader, path).to_table()["amount"].to_pylist()
+        assert sorted(amounts) == [0, 1], "a reader that was there before"
+
+
+def test_a_column_of_the_same_name_takes_its_new_type(path: Path) -> None:
+    opened(path)
+    wider = pa.schema([("number", pa.decimal128(28, 0)), ("text", pa.string()), ("slice", pa.string())])
+    writer = TableWriter.open(path, wider, "slice")
+    writer.commit(writer.new_stage(), note(0))
+    assert str(DeltaTable(path).schema().fields[0].type) == 'PrimitiveType("decimal(28,0)")'
+
+
+def test_a_table_with_rows_keeps_its_columns(path: Path) -> None:
+    commit(opened(path), 0)
+    with pytest.raises(
+        Refusal, match=r"has the columns .* the definition has changed; take the change back .* `tideline reset"
+    ):
+        TableWriter.open(path, OTHER, "slice")
+    assert rows(path) == [0]
 
 
 # -- Crashes: what was done up to some step stays, the steps after it never happen --

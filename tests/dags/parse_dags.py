@@ -30,6 +30,7 @@ def main() -> None:
                 "tasks": [task.task_id for task in dag.tasks],
                 "params": dag.params.dump(),
                 "max_active_runs": dag.max_active_runs,
+                "has_start_date": dag.start_date is not None,
                 "is_paused_upon_creation": dag.is_paused_upon_creation,
             }
     heavy = sorted(name for name in ("pyspark", "great_expectations", "kafka", "pandas") if name in sys.modules)

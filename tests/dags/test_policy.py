@@ -14,7 +14,7 @@ from jobs.pipelines import PIPELINES, SOURCES
 
 HERE = Path(__file__).parent
 DAGS = HERE.parents[1] / "dags"
-ALLOWED = ("airflow.sdk", "airflow.providers", "tideline_airflow", "jobs.pipelines")
+ALLOWED = ("datetime", "airflow.sdk", "airflow.providers", "tideline_airflow", "jobs.pipelines")
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,10 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_exact_set_of_dags(parsed: dict[str, Any]) -> None:
     assert parsed["errors"] == {}
     assert set(parsed["dags"]) == {
+        "control_streams",
         "provision_topics",
         "generate_demo_traffic",
+        "reset_stream",
         "stream_ingest",
         "stream_rolling_sum",
         "stream_rolling_sum_sliding",
@@ -74,9 +76,8 @@ def test_a_dag_file_imports_nothing_else() -> None:
 
 def test_a_stream_runs_once_and_waits_to_be_wanted(parsed: dict[str, Any]) -> None:
     streams = [dag for dag_id, dag in parsed["dags"].items() if dag_id.startswith("stream_")]
-    assert [(dag["max_active_runs"], dag["is_paused_upon_creation"], dag["tasks"]) for dag in streams] == [
-        (1, True, ["run"])
-    ] * len(streams)
+    shape = ("max_active_runs", "is_paused_upon_creation", "tasks", "has_start_date")
+    assert [tuple(dag[name] for name in shape) for dag in streams] == [(1, True, ["run"], True)] * len(streams)
 
 
 def test_traffic_is_never_sent_twice(parsed: dict[str, Any]) -> None:

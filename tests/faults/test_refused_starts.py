@@ -3,6 +3,7 @@
 Every start here is real and ends before Spark does: that is the point.
 """
 
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -69,6 +70,7 @@ def test_refused_with_the_reason_and_nothing_touched(
         ]
         for reason in said:
             assert any(text in reason for text in wanted), reason
+            assert re.search("`tideline reset (ingest --source numbers|rolling_sum) --to earliest`", reason), reason
         assert before == [digest(drained.lake_root / name) for name in ("events", "live", "checkpoints")]
         shutil.rmtree(drained.lake_root)
         shutil.copytree(kept, drained.lake_root)

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from jobs import pipelines
+from jobs.connectors.control import Control
+from jobs.connectors.epochs import LOOP_FAILURES, Owner, Receipt
+from jobs.connectors.incidents import Incidents
 from jobs.connectors.kafka import admin, describe
 from jobs.settings import PROJECT, KafkaSettings
 from local.broker import Broker
@@ -123,6 +126,7 @@ def test_a_stream_gets_kafka_as_environment_and_spark_as_configuration(run: Run,
         AIRFLOW_CONN_TIDELINE_KAFKA=json.dumps(secured),
         PROBE=str(job),
         PROBE_SEEN=str(seen),
+        LAKE_ROOT=str(tmp_path / "lake"),
         SPARK_DRIVER_MEMORY="600m",
         PATH="/usr/bin:/bin",
     )
@@ -134,33 +138,66 @@ def test_a_stream_gets_kafka_as_environment_and_spark_as_configuration(run: Run,
     )
     assert driver["python"] == sys.executable
     assert driver["environment"]["SPARK_MASTER"] == "local[1]"
+    assert driver["session"] == driver["launched"], "a process session of its own"
+    assert not [name for name in driver["environment"] if "AIRFLOW" in name]
     java = " ".join(driver["launcher"])
     assert "-Xmx600m" in java
     assert "delta-spark" in java
     assert PASSWORD not in java
     assert PASSWORD not in done["log"]
+    ended = done["xcoms"]["run.return_value"]
+    assert (ended["epoch"], ended["clean"], ended["cause"]) == (1, True, "seen")
+    links = {name.removeprefix("run._link_"): at for name, at in done["xcoms"].items() if "_link_" in name}
+    assert set(links) == {"StreamLink", "DriverLogLink", "SparkUiLink"}
 
 
 @pytest.mark.spark
 def test_a_driver_that_refuses_fails_the_task_with_its_sentence(run: Run, tmp_path: Path) -> None:
-    job = tmp_path / "job.py"
+    job, lake = tmp_path / "job.py", tmp_path / "lake"
     job.write_text("print('tideline: the reason and the way out'); exit(1)")
-    done = run("probe", PROBE=str(job))
+    done = run("probe", PROBE=str(job), LAKE_ROOT=str(lake))
     assert done["state"] == "failed"
-    assert "tideline: the reason and the way out" in done["log"]
+    assert "the driver did not start: " in done["log"]
+    assert "the last line of its log: tideline: the reason and the way out" in done["log"]
+    assert [incident.key for incident in Incidents.of(lake).all()] == []
+
+
+@pytest.mark.spark
+def test_a_crash_loop_fails_at_once_and_opens_one_incident(run: Run, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    control = Control.of(lake, "word_count")
+    for _ in range(LOOP_FAILURES):
+        failed = Receipt(time=0.0, clean=False, cause="the disk is full")
+        control.end(control.reserve(Owner.this_process()), failed)
+    job = tmp_path / "job.py"
+    job.write_text("exit(1)")
+    for _ in range(2):
+        done = run("probe", PROBE=str(job), LAKE_ROOT=str(lake), PROBE_RETRIES="3")
+        assert done["state"] == "failed", done["log"][-3000:]
+    (incident,) = Incidents.of(lake).all()
+    assert (incident.key, incident.closed) == ("stream.word_count.crash-loop", False)
+    assert "failed 7 times in a row: mend it, then `tideline streams restart word_count`" in incident.text
 
 
 _PROBE_DAG = """
 import os
 from airflow.sdk import DAG
-from tideline_airflow.operators.streaming import StreamOperator
+from tideline_airflow.operators.streaming import StreamingJobOperator
 with DAG(dag_id="probe", schedule=None):
-    StreamOperator(task_id="run", job="word_count").application = os.environ.get("PROBE", "")
+    run = StreamingJobOperator(task_id="run", job="word_count", retries=int(os.environ.get("PROBE_RETRIES", "0")))
+    run.application = os.environ.get("PROBE", "")
 """
 
-_PROBE = """
-import json, os, pathlib, sys
-launcher = pathlib.Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode().split(chr(0))
-seen = {"arguments": sys.argv[1:], "environment": dict(os.environ), "python": sys.executable, "launcher": launcher}
+_PROBE = f"""
+import json, os, pathlib, sys, time
+sys.path.insert(0, {str(PROJECT)!r})
+from jobs.connectors.control import Control, Lease
+from jobs.connectors.epochs import Receipt
+from jobs.settings import Settings
+lease = Lease.acquire(Control.of(Settings.from_env().lake_root, "word_count"))
+launcher = pathlib.Path(f"/proc/{{os.getppid()}}/cmdline").read_bytes().decode().split(chr(0))
+seen = dict(arguments=sys.argv[1:], environment=dict(os.environ), python=sys.executable, launcher=launcher)
+seen |= dict(session=os.getsid(0), launched=os.getppid())
 pathlib.Path(os.environ["PROBE_SEEN"]).write_text(json.dumps(seen))
+lease.release(Receipt(time=time.time(), clean=True, cause="seen"))
 """

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,15 +13,15 @@ from pyspark.sql import SparkSession
 
 from jobs import ingest, live
 from jobs.connectors import kafka
-from jobs.connectors.control import Lease
+from jobs.connectors.control import Control, Lease
+from jobs.connectors.epochs import Attach, Launch, Receipt, Stop
 from jobs.connectors.traffic import records as traffic
 from jobs.pipelines import PIPELINES, SOURCES
-from jobs.pipelines.spec import control_of
 from jobs.query import Lake, as_json
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.transforms.aggregate import aggregate
-from tests import checker, dirty, oracle
+from tests import checker, dirty, oracle, processes
 from tests.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
@@ -132,12 +133,42 @@ def test_aborted_transactions_leave_no_trace_and_no_gap(
 
 
 def test_a_second_driver_is_refused(spark: SparkSession, settings: Settings) -> None:
-    lease = Lease.acquire(settings.lake_root / control_of("rolling_sum"), "rolling_sum")
+    lease = Lease.acquire(Control.of(settings.lake_root, "rolling_sum"))
     try:
         with pytest.raises(Refusal, match="already running"):
             live.run(settings, PIPELINES["rolling_sum"], until_caught_up=True)
     finally:
-        lease.release()
+        lease.release(Receipt(time=time.time(), clean=True, cause="end of the test"))
+
+
+def test_a_driver_is_drained_through_its_control_folder(settings: Settings, produce: Produce, tmp_path: Path) -> None:
+    """What waits when it is asked is read, in batches too small to read it in one; the receipt says how far it came."""
+    control, log = Control.of(settings.lake_root, "word_count"), tmp_path / "driver.log"
+    produce("lines", lines(1, 300))
+    job = processes.start(settings, "live", "word_count", log=log, STREAM_MAX_OFFSETS="200")
+    try:
+        processes.wait_until(lambda: waiting(control) == 0, f"a beat of a driver that is caught up {log}")
+        produce("lines", lines(2, 2000))
+        with kafka.admin(settings.kafka) as client:
+            ends = kafka.latest(client, ["lines"])
+        assert control.next_step() == Attach(1)
+        control.ask_to_stop(1, Stop(time=time.time(), by="an operator", drain=True))
+        assert processes.finish(job, log) == 0, log.read_text()[-4000:]
+    finally:
+        processes.end(job)
+    receipt = control.epoch(1).receipt
+    assert receipt
+    assert (receipt.clean, receipt.cause, receipt.offsets) == (True, "drained and stopped by an operator", ends)
+    assert receipt.batches
+    assert receipt.batches["lines"] >= 10
+    assert control.next_step() == Launch()
+    records = oracle.read_topic(settings.kafka.bootstrap, "lines")
+    assert checker.live_defects(settings.lake_root, "word_count", records) == []
+
+
+def waiting(control: Control) -> int | None:
+    """How many records the newest heartbeat says are left to read."""
+    return control.epoch(control.newest()).lag
 
 
 def test_missing_topics_are_named(settings: Settings) -> None:

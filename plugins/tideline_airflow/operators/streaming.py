@@ -1,50 +1,188 @@
-"""How Airflow runs a streaming job: one `spark-submit` through the Spark provider's connection."""
+"""How Airflow runs a streaming job: it submits the driver through the Spark provider's connection, and supervises it.
+
+The driver lives in a process session of its own and is known by its control folder. Whatever happens to Airflow, it
+goes on; whichever task comes next finds it there.
+"""
 
 import os
+import subprocess
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import Context
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.sdk import BaseOperator, Context, conf
+from airflow.sdk.exceptions import AirflowFailException
 
 from jobs import pipelines
-from jobs.refusal import Refusal
+from jobs.connectors.control import EPOCH_VARIABLE, LOG_VARIABLE, Control
+from jobs.connectors.epochs import LOOP_FAILURES, Attach, Beat, Epoch, Owner, Phase, Receipt, Wait, failures
+from jobs.connectors.incidents import Incidents
 from jobs.settings import PROJECT, Settings, spark_conf
 from tideline_airflow.hooks.kafka import KafkaHook
+from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink
+from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop, crash_loop_key
+
+_KEPT_LOGS = 20
 
 
-class StreamOperator(SparkSubmitOperator):
-    """Runs one streaming job until it ends. Kafka's settings reach the driver as environment, never as arguments."""
+class StreamFailedError(Exception):
+    """The driver failed; the text says why. The next try starts another when it is time."""
 
-    def __init__(self, *, job: str, kafka_conn_id: str = KafkaHook.default_conn_name, **kwargs: Any) -> None:
+
+class StreamingJobOperator(BaseOperator):
+    """Keeps one streaming job running, without a worker: it submits or finds the driver, then waits in the triggerer.
+
+    Kafka's settings reach the driver as environment, never as arguments.
+    """
+
+    template_fields: Sequence[str] = ("conf",)
+    operator_extra_links = (StreamLink(), DriverLogLink(), SparkUiLink())
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        spark_conn_id: str = SparkSubmitHook.default_conn_name,
+        kafka_conn_id: str = KafkaHook.default_conn_name,
+        conf: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Nothing is looked up before the task runs: neither connection, nor settings, nor jars."""
-        super().__init__(
-            application=str(PROJECT / "jobs" / "__main__.py"),
-            application_args=[job] if job == pipelines.INGEST else ["live", job],
-            name=f"tideline {job}",
-            **kwargs,
-        )
+        # How long to wait between two starts is known to the control folder, over all tries and runs.
+        once_more: dict[str, Any] = {"retries": LOOP_FAILURES, "retry_delay": timedelta(seconds=1)}
+        super().__init__(**{**once_more, **kwargs})
+        self.job = job
+        self.spark_conn_id = spark_conn_id
         self.kafka_conn_id = kafka_conn_id
+        self.conf = conf or {}
+        self.application = str(PROJECT / "jobs" / "__main__.py")
+        self._launched: int | None = None
 
     def execute(self, context: Context) -> None:
-        """Submit, and follow the driver's log until it ends."""
-        connection = self._get_hook()._connection
+        """Follow the driver that runs, or start one, or wait until one may be started."""
+        self._go_on(self._control())
+
+    def _go_on(self, control: Control) -> NoReturn:
+        step = control.next_step()
+        if isinstance(step, Attach):
+            stopping = control.stop_of(step.epoch) is not None
+            what = "is stopping; another starts after it" if stopping else "runs already: following it"
+            self.log.info("epoch %d of %s %s", step.epoch, self.job, what)
+            self._follow(step.epoch, then_start=stopping)
+        if isinstance(step, Wait):
+            self.log.info(
+                "%s has failed %d times in a row; the next start is in %.0f s (`tideline streams restart %s`: at once)",
+                *(self.job, step.failures, step.until - time.time(), self.job),
+            )
+            self._follow(None)
+        self._follow(self._launch(control))
+
+    def resume(self, context: Context, event: dict[str, Any], then_start: bool = False) -> dict[str, Any]:
+        """Called when the trigger fires: the driver's receipt says what follows."""
+        control = self._control()
+        control.settle()
+        epoch = control.epoch(event["epoch"]) if event["epoch"] else None
+        if epoch is None or epoch.receipt is None:
+            self._go_on(control)
+        if not epoch.receipt.clean:
+            self._fail(control, epoch)
+        Incidents.of(Settings.from_env().lake_root).close(crash_loop_key(self.job), epoch.receipt.cause)
+        self.log.info("epoch %d of %s ended in order: %s", epoch.number, self.job, epoch.receipt.cause)
+        if then_start:
+            self._go_on(control)
+        return {"epoch": epoch.number, **asdict(epoch.receipt)}
+
+    def on_kill(self) -> None:
+        """Killed while it starts a driver: that one is asked to stop."""
+        if self._launched is not None:
+            ask_to_stop(self._control(), self._launched)
+
+    def _control(self) -> Control:
+        return Control.of(Settings.from_env().lake_root, self.job)
+
+    def _follow(self, epoch: int | None, *, then_start: bool = False) -> NoReturn:
+        trigger = StreamTrigger(lake_root=str(Settings.from_env().lake_root), job=self.job, epoch=epoch)
+        self.defer(trigger=trigger, method_name="resume", kwargs={"then_start": then_start})
+
+    def _fail(self, control: Control, epoch: Epoch) -> NoReturn:
+        assert epoch.receipt is not None
+        failed = failures(control.history())
+        log = epoch.beat.log if epoch.beat else None
+        text = f"stream {self.job}, epoch {epoch.number}: {epoch.receipt.cause} (driver's log: {log or 'none'})"
+        if failed < LOOP_FAILURES:
+            raise StreamFailedError(text)
+        text = f"{text}. It has failed {failed} times in a row: mend it, then `tideline streams restart {self.job}`"
+        Incidents.of(Settings.from_env().lake_root).open(crash_loop_key(self.job), text)
+        raise AirflowFailException(text)
+
+    def _launch(self, control: Control) -> int:
+        """Submit a driver for the next epoch; its log is a file beside the tasks' logs."""
+        command, environment = self._submission()
+        epoch = self._launched = control.reserve()
+        log = _new_log(self.job, epoch)
+        try:
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    command,
+                    env={**environment, EPOCH_VARIABLE: str(epoch), LOG_VARIABLE: str(log)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            control.end(epoch, Receipt(time=time.time(), clean=False, cause=f"spark-submit could not start: {error}"))
+            raise
+        launched = Beat(time=time.time(), owner=Owner.of(process.pid), phase=Phase.LAUNCHED, log=str(log))
+        control.beat(epoch, launched)
+        self.log.info("started epoch %d of %s: process %d, log %s", epoch, self.job, process.pid, log)
+        return epoch
+
+    def _submission(self) -> tuple[list[str], dict[str, str]]:
+        """The command line and the environment of `spark-submit`."""
+        connection = SparkSubmitHook(conn_id=self.spark_conn_id)._connection
         if connection["deploy_mode"] == "cluster":
-            raise Refusal(f"connection {self._conn_id!r}: streaming jobs run in client mode; set deploy-mode to client")
+            raise AirflowFailException(
+                f"connection {self.spark_conn_id!r}: streaming jobs run in client mode; set deploy-mode to client"
+            )
         settings = replace(Settings.from_env(), spark_master=connection["master"])
-        self.conf = {**spark_conf(settings), **(self.conf or {})}
-        self._hook = self._get_hook()
-        # As environment of the process: the operator's own `env_vars` become arguments on YARN and Kubernetes.
-        self._hook.submit(self.application, env=self._environment(settings))
+        hook = SparkSubmitHook(
+            conn_id=self.spark_conn_id,
+            conf={**spark_conf(settings), **self.conf},
+            name=f"tideline {self.job}",
+            application_args=[self.job] if self.job == pipelines.INGEST else ["live", self.job],
+        )
+        # The hook's own `submit` waits for the end, on a worker.
+        command = hook._build_spark_submit_command(self.application)
+        return command, self._environment(settings)
 
     def _environment(self, settings: Settings) -> dict[str, str]:
+        """A driver knows Spark, Kafka and the lake, and nothing of Airflow: neither its settings nor its secrets."""
         python = Path(sys.executable)
+        own = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
         return {
-            **os.environ,
+            **own,
             "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
             "PYSPARK_PYTHON": str(python),
             "SPARK_MASTER": settings.spark_master,
             **KafkaHook(self.kafka_conn_id).environment(),
         }
+
+
+def driver_logs(job: str) -> Path:
+    """Where the logs of a job's drivers are, on the machine where its tasks run."""
+    return Path(conf.get("logging", "base_log_folder")) / "drivers" / job
+
+
+def _new_log(job: str, epoch: int) -> Path:
+    """A file for the driver of an epoch; old ones are deleted."""
+    folder = driver_logs(job)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in sorted(folder.glob("*.log"))[: -_KEPT_LOGS + 1]:
+        old.unlink()
+    return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-epoch-{epoch}.log"

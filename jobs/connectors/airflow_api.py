@@ -1,4 +1,4 @@
-"""Airflow's REST API, as far as the demo and the tests need it."""
+"""Airflow's REST API, as far as streams and the demo need it."""
 
 import logging
 import time
@@ -67,6 +67,17 @@ class AirflowApi:
         """Let the scheduler run it."""
         self._ask("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
 
+    def pause(self, dag_id: str) -> None:
+        """Let the scheduler begin nothing more of it; what runs goes on."""
+        self._ask("PATCH", f"/dags/{dag_id}", json={"is_paused": True})
+
+    def end_runs(self, dag_id: str, state: str, note: str) -> None:
+        """Give the runs that are under way a state and a note."""
+        for run in self.runs(dag_id):
+            if run["state"] not in FINAL_STATES:
+                path = f"/dags/{dag_id}/dagRuns/{run['dag_run_id']}"
+                self._ask("PATCH", path, json={"state": state, "note": note})
+
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Start a run; its id."""
         body = {"logical_date": None, "conf": dict(conf or {})}
@@ -84,6 +95,15 @@ class AirflowApi:
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         """The tasks of a run with their states."""
         return list(self._ask("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"])
+
+    def set_task_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
+        """Mark a task as `success` or `failed`, as a person does in the UI."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        self._ask("PATCH", path, json={"new_state": state})
+
+    def pool(self, name: str) -> dict[str, Any]:
+        """A pool with its slots."""
+        return self._ask("GET", f"/pools/{name}")
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
         """What a task has said so far."""

@@ -1,0 +1,70 @@
+"""Lets a stream begin elsewhere. Shows what would change, and changes nothing unless *Apply* is set.
+
+A pipeline's live rows go, its checkpoint is moved aside to `checkpoints/_aside`; final rows are never touched. `ingest`
+keeps its rows and only moves forward: what it passes over is booked as lost.
+
+**Params.** `to`: *earliest* is the first record that the topic still has, *latest* what arrives from now on,
+*timestamp* the first record that arrived at or after `timestamp`, *tide-line* where `ingest` has landed: the hand-over
+to a changed definition. `sources` is for `ingest` only; none means all.
+
+**Before.** Stop the stream (`control_streams`): a reset is refused while its driver lives.
+
+**Connection.** `tideline_kafka`.
+
+**Example.** `job="rolling_sum", to="earliest"`; look at the plan in the log; again with *Apply*; then start the stream.
+By hand: `tideline reset rolling_sum --to earliest --apply`.
+
+**Recovery.** Trigger it again: a reset that was cut off is finished by the next, and until then the stream refuses to
+start.
+
+**Triage.**
+- *is already running*: stop the stream first.
+- *nothing of topic … is landed*: there is no tide line yet; choose another target.
+"""
+
+from airflow.sdk import DAG, Param
+
+from jobs.pipelines import SOURCES, STREAMS
+from tideline_airflow.defaults import DEFAULT_ARGS, TAG
+from tideline_airflow.operators.control import ResetStreamOperator
+
+PARAMS = {
+    "job": Param(STREAMS[1], type="string", title="Stream", description="Which stream.", enum=list(STREAMS)),
+    "to": Param(
+        "earliest",
+        type="string",
+        title="To",
+        description="Where the next start reads from.",
+        enum=["earliest", "latest", "timestamp", "tide-line"],
+    ),
+    "timestamp": Param(
+        None,
+        type=["null", "string"],
+        format="date-time",
+        title="Timestamp",
+        description="With *timestamp* only: the first record that arrived at or after it.",
+    ),
+    "sources": Param(
+        [],
+        type="array",
+        title="Sources",
+        description="For ingest only: which sources; none means all.",
+        items={"type": "string", "enum": list(SOURCES)},
+        examples=list(SOURCES),
+        uniqueItems=True,
+    ),
+    "apply": Param(False, type="boolean", title="Apply", description="Do it. Without it nothing is changed."),
+}
+
+with DAG(
+    dag_id="reset_stream",
+    description="Let a stream begin elsewhere; a dry run unless told otherwise.",
+    doc_md=__doc__,
+    default_args=DEFAULT_ARGS,
+    tags=[TAG, "stream"],
+    schedule=None,
+    is_paused_upon_creation=False,
+    params=PARAMS,
+    render_template_as_native_obj=True,
+):
+    ResetStreamOperator(task_id="reset", retries=0, **{name: f"{{{{ params.{name} }}}}" for name in PARAMS})

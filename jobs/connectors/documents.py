@@ -1,0 +1,58 @@
+"""Small JSON documents with atomic create and replace, in a local folder and in an object store alike."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from obstore.exceptions import AlreadyExistsError
+from obstore.store import LocalStore, ObjectStore
+
+
+class Documents:
+    """The documents of one folder. A reader sees a whole one or none."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        """Any store whose `put` can be told to create only."""
+        self._store = store
+
+    @classmethod
+    def at(cls, folder: Path) -> Self:
+        """A local folder; it is made if need be."""
+        return cls(LocalStore(folder, mkdir=True))
+
+    def create(self, name: str, document: dict[str, Any]) -> bool:
+        """Write a document that is not there yet; False if it is. Of several writers one creates it."""
+        try:
+            self._store.put(name, json.dumps(document).encode(), mode="create")
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def replace(self, name: str, document: dict[str, Any]) -> None:
+        """Write a document, whatever was there."""
+        self._store.put(name, json.dumps(document).encode())
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A document; none if it is not there, or if a power cut left its name without its content."""
+        try:
+            return dict(json.loads(self._store.get(name).bytes().to_bytes()))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a document."""
+        try:
+            self._store.head(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        """The names of all documents, in order."""
+        return sorted(entry["path"] for entry in self._store.list().collect())
+
+    def delete(self, name: str) -> None:
+        """Remove a document; nothing happens if it is not there."""
+        with suppress(FileNotFoundError):
+            self._store.delete(name)

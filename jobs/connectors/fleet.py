@@ -1,0 +1,239 @@
+"""All streaming jobs together: how they do, and what an operator asks of them. Airflow is told first, then the driver.
+
+Airflow decides whether a stream is wanted (its DAG is paused or not), the control folder says what is.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from jobs.connectors.airflow_api import AirflowApi
+from jobs.connectors.control import Control
+from jobs.connectors.epochs import STOP_SECONDS, Health, Stop, failures
+from jobs.connectors.incidents import Incidents
+from jobs.pipelines import STREAMS
+from jobs.pipelines.spec import dag_id_of
+from jobs.refusal import Refusal
+
+DRAIN_SECONDS = 3600.0
+# The driver ends itself when its patience is over; nobody else need wait much longer.
+_MARGIN_SECONDS = 30.0
+_START_SECONDS = 240.0
+_POLL_SECONDS = 0.5
+
+Report = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamState:
+    """One row of `tideline streams status`. Without Airflow nobody knows whether a stream is wanted."""
+
+    job: str
+    state: str
+    wanted: bool | None
+    epoch: int | None
+    since: float | None
+    beat_seconds: float | None
+    batch: int | None
+    rows_per_second: float | None
+    lag: int | None
+    failures: int
+    cause: str
+    ui: str | None
+    log: str | None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it runs or is not wanted."""
+        return self.state in (Health.RUNNING, Health.STARTING) or not self.wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """The streaming jobs of a lake, and the Airflow that runs them; without one the drivers alone can be asked."""
+
+    lake_root: Path
+    api: AirflowApi | None
+    report: Report = lambda line: None
+
+    def status(self, jobs: Iterable[str] = STREAMS) -> list[StreamState]:
+        """How each job does."""
+        dags = self.api.dags() if self.api else {}
+        return [self._state(job, dags.get(dag_id_of(job))) for job in jobs]
+
+    def stop(self, jobs: Sequence[str], *, by: str, drain: bool = False, seconds: float | None = None) -> None:
+        """Pause the DAGs, else they would start the jobs again, ask the drivers to end, and wait until they have."""
+        for job in jobs:
+            if self.api:
+                self.api.pause(dag_id_of(job))
+        patience = seconds or (DRAIN_SECONDS if drain else STOP_SECONDS)
+        asked = self._ask(jobs, Stop(time=time.time(), by=by, seconds=patience, drain=drain))
+        for job, epoch in asked.items():
+            self._await_end(job, epoch, patience + (STOP_SECONDS if drain else 0) + _MARGIN_SECONDS)
+        for job in jobs:
+            if self.api:
+                # A paused DAG keeps its run open for ever, with nothing that would run in it.
+                self.api.end_runs(dag_id_of(job), "success", f"stopped by {by}")
+            if job not in asked:
+                self.report(f"{job}: no driver runs")
+
+    def start(self, jobs: Sequence[str], *, by: str) -> None:
+        """Unpause the DAGs; a job that waits after failures is started at once."""
+        api = self._airflow("start")
+        before = {job: self._control(job).newest() for job in jobs}
+        for job in jobs:
+            self._forgive(job, by)
+            api.unpause(dag_id_of(job))
+        for job in jobs:
+            self._await_start(job, before[job])
+
+    def restart(self, jobs: Sequence[str], *, by: str, seconds: float | None = None) -> None:
+        """Let the drivers end after their micro-batch, and others begin where they ended."""
+        api = self._airflow("restart")
+        patience = seconds or STOP_SECONDS
+        asked = self._ask(jobs, Stop(time=time.time(), by=by, seconds=patience))
+        for job, epoch in asked.items():
+            self._await_end(job, epoch, patience + _MARGIN_SECONDS)
+        for job in jobs:
+            before = self._control(job).newest()
+            if job not in asked:
+                self._forgive(job, by)
+            api.unpause(dag_id_of(job))
+            self._await_start(job, before)
+
+    def _control(self, job: str) -> Control:
+        return Control.of(self.lake_root, job)
+
+    def _airflow(self, action: str) -> AirflowApi:
+        if self.api is None:
+            raise Refusal(
+                f"Airflow does not answer, and it is Airflow that starts drivers: `tideline up`, then {action}"
+            )
+        return self.api
+
+    def _ask(self, jobs: Sequence[str], stop: Stop) -> dict[str, int]:
+        """Ask every driver that lives; the epochs that were asked."""
+        asked = {}
+        for job in jobs:
+            control = self._control(job)
+            newest = control.newest()
+            if newest and control.health(control.epoch(newest)).alive:
+                control.ask_to_stop(newest, stop)
+                asked[job] = newest
+                self.report(f"{job}: epoch {newest} is asked to {'drain and stop' if stop.drain else 'stop'}")
+        return asked
+
+    def _await_end(self, job: str, epoch: int, seconds: float) -> None:
+        control, deadline = self._control(job), time.monotonic() + seconds
+        while control.health(known := control.epoch(epoch)).alive:
+            if time.monotonic() > deadline:
+                raise Refusal(f"{job}: epoch {epoch} did not end within {seconds:.0f} s: see {_log(known.beat)}")
+            time.sleep(_POLL_SECONDS)
+        control.settle()
+        receipt = control.epoch(epoch).receipt
+        self.report(f"{job}: epoch {epoch}: {receipt.cause if receipt else 'is gone'}")
+
+    def _await_start(self, job: str, before: int) -> None:
+        """Until a driver speaks, or until it has failed to."""
+        control, deadline = self._control(job), time.monotonic() + _START_SECONDS
+        while (newest := control.newest()) <= before or control.health(control.epoch(newest)) is Health.STARTING:
+            if before and newest == before and control.health(control.epoch(before)).alive:
+                break
+            if time.monotonic() > deadline:
+                raise Refusal(
+                    f"{job}: no driver runs after {_START_SECONDS:.0f} s: look at {dag_id_of(job)} in Airflow"
+                )
+            time.sleep(_POLL_SECONDS)
+        epoch = control.epoch(newest)
+        health = control.health(epoch)
+        if not health.alive:
+            raise Refusal(f"{job}: epoch {newest} is {health}: {epoch.receipt.cause if epoch.receipt else 'it died'}")
+        self.report(f"{job}: epoch {newest} is {health}")
+
+    def _forgive(self, job: str, by: str) -> None:
+        control = self._control(job)
+        control.settle()
+        if failures(control.history()):
+            control.forgive(by)
+            self.report(f"{job}: its failures are forgotten")
+
+    def _state(self, job: str, dag: dict[str, Any] | None) -> StreamState:
+        control = self._control(job)
+        history = control.history()
+        wanted = None if dag is None else not dag["is_paused"]
+        if not history:
+            nothing = dict.fromkeys(("epoch", "since", "beat_seconds", "batch", "rows_per_second", "lag", "ui", "log"))
+            return StreamState(job=job, state="never started", wanted=wanted, failures=0, cause="", **nothing)
+        epoch = history[-1]
+        health, beat = control.health(epoch), epoch.beat
+        batches = [query.batch for query in (beat.queries if beat else ()) if query.batch is not None]
+        return StreamState(
+            job=job,
+            state=health,
+            wanted=wanted,
+            epoch=epoch.number,
+            since=epoch.receipt.time if epoch.receipt else epoch.taken,
+            beat_seconds=time.time() - epoch.last_sign if health.alive else None,
+            batch=max(batches, default=None),
+            rows_per_second=sum(query.rows_per_second for query in beat.queries) if beat and health.alive else None,
+            lag=epoch.lag,
+            failures=failures(history),
+            cause=_cause(job, epoch.receipt.cause if epoch.receipt else "", health, wanted),
+            ui=beat.ui if beat and health.alive else None,
+            log=_log(beat),
+        )
+
+    def incidents(self) -> list[str]:
+        """The open incidents of streams, a sentence each."""
+        return [incident.text for incident in Incidents.of(self.lake_root).all() if not incident.closed]
+
+
+def _cause(job: str, ended: str, health: Health, wanted: bool | None) -> str:
+    """Why it is as it is, and what the operator may not expect."""
+    if health.alive and wanted is False:
+        return f"its DAG is paused: the driver goes on, nobody would restart it; to end it: tideline streams stop {job}"
+    return ended
+
+
+def _log(beat: Any) -> str | None:
+    return beat.log if beat else None
+
+
+def known_jobs(jobs: Sequence[str]) -> tuple[str, ...]:
+    """The jobs that are named, all if none is; a `Refusal` for names that are none."""
+    unknown = [job for job in jobs if job not in STREAMS]
+    if unknown:
+        raise Refusal(f"no streaming job is called {', '.join(unknown)}: choose from {', '.join(STREAMS)}")
+    return tuple(dict.fromkeys(jobs)) or STREAMS
+
+
+def as_rows(states: Iterable[StreamState]) -> list[dict[str, Any]]:
+    """For programs."""
+    return [asdict(state) for state in states]
+
+
+def table(states: Iterable[StreamState]) -> Table:
+    """For people."""
+    shown = Table("stream", "wanted", "state", "epoch", "since (UTC)", "batch", "rows/s", "lag", "why")
+    for state in states:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(state.since)) if state.since else ""
+        shown.add_row(
+            state.job,
+            {True: "on", False: "off", None: "?"}[state.wanted],
+            state.state,
+            _text(state.epoch),
+            since,
+            _text(state.batch),
+            _text(state.rows_per_second),
+            _text(state.lag),
+            state.cause,
+        )
+    return shown
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None else f"{number:,.0f}"

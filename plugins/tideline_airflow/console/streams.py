@@ -1,0 +1,139 @@
+"""One page per streaming job: its state, its progress, its epochs; its log, and the way to its Spark UI."""
+
+import time
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from typing import Annotated
+
+from airflow.api_fastapi.core_api.security import requires_access_dag
+from airflow.sdk import conf
+from fastapi import APIRouter, Depends, HTTPException
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+
+from jobs.connectors.control import Control
+from jobs.connectors.epochs import Epoch, failures
+from jobs.connectors.incidents import Incidents
+from jobs.pipelines import STREAMS
+from jobs.pipelines.spec import dag_id_of
+from jobs.settings import Settings
+
+_TAIL_BYTES = 500_000
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1b2733 }
+h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem }
+table { border-collapse: collapse; width: 100% } th { text-align: left; font-weight: 600 }
+th, td { border-bottom: 1px solid #d8e0e8; padding: .35rem .6rem; vertical-align: top }
+td.n { font-variant-numeric: tabular-nums }
+.state { border-radius: 1rem; padding: .1rem .7rem; color: #fff; background: #64748b; font-size: .9rem }
+.running { background: #15803d } .starting, .stopping { background: #0369a1 }
+.stalled { background: #b45309 } .failed, .dead { background: #b91c1c }
+.incident { border-left: .3rem solid #b91c1c; background: #fef2f2; padding: .5rem 1rem }
+@media (prefers-color-scheme: dark) {
+  body { background: #111827; color: #e5e7eb } a { color: #7dd3fc } th, td { border-color: #374151 }
+  .incident { background: #3b1d1d }
+}
+"""
+
+router = APIRouter(prefix="/streams/{dag_id}", dependencies=[Depends(requires_access_dag(method="GET"))])
+
+
+def _control(dag_id: str) -> Control:
+    job = {dag_id_of(job): job for job in STREAMS}.get(dag_id)
+    if job is None:
+        raise HTTPException(404, f"no stream is run by a DAG {dag_id}")
+    return Control.of(Settings.from_env().lake_root, job)
+
+
+_Control = Annotated[Control, Depends(_control)]
+
+
+@router.get("", response_class=HTMLResponse)
+def stream(control: _Control) -> str:
+    """The state of a stream, renewed every five seconds."""
+    history = control.history()
+    incidents = [i for i in Incidents.of(Settings.from_env().lake_root).all() if not i.closed]
+    own = [incident.text for incident in incidents if incident.key.startswith(f"stream.{control.job}.")]
+    body = _body(control, history, own) if history else f"<h1>{control.job}</h1><p>It was never started.</p>"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{control.job}</title>'
+        f'<meta http-equiv="refresh" content="5"><style>{_STYLE}</style></head><body>{body}</body></html>'
+    )
+
+
+@router.get("/log", response_class=PlainTextResponse)
+def driver_log(control: _Control) -> str:
+    """The end of the newest driver's log."""
+    newest = control.newest()
+    beat = control.epoch(newest).beat if newest else None
+    if beat is None or beat.log is None:
+        raise HTTPException(404, f"no log of {control.job} is known: was its driver started by hand?")
+    path = Path(beat.log).resolve()
+    if not path.is_relative_to(Path(conf.get("logging", "base_log_folder")).resolve()) or not path.is_file():
+        raise HTTPException(404, f"{beat.log} cannot be read here: it lies on the machine where the task ran")
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return log.read().decode(errors="replace")
+
+
+@router.get("/spark")
+def spark_ui(control: _Control) -> RedirectResponse:
+    """To the Spark UI of the driver that runs."""
+    newest = control.newest()
+    epoch = control.epoch(newest) if newest else None
+    if epoch is None or not control.health(epoch).alive or epoch.beat is None or epoch.beat.ui is None:
+        raise HTTPException(404, f"no driver of {control.job} runs: its Spark UI has ended with it")
+    return RedirectResponse(epoch.beat.ui)
+
+
+def _body(control: Control, history: list[Epoch], incidents: list[str]) -> str:
+    newest = history[-1]
+    health = control.health(newest)
+    page = dag_id_of(control.job)
+    failed = failures(history)
+    return "".join(
+        [
+            f'<h1>{control.job} <span class="state {health}">{health}</span></h1>',
+            f"<p>Epoch {newest.number}, last sign of life {_utc(newest.last_sign)}."
+            f"{f' Failures in a row: {failed}.' if failed else ''}"
+            f' <a href="{page}/log">Driver’s log</a> · <a href="{page}/spark">Spark UI</a></p>',
+            *(f'<p class="incident">{escape(text)}</p>' for text in incidents),
+            "<h2>Progress</h2>",
+            _table(
+                ("topic", "batch", "rows", "rows/s", "seconds", "lag", "watermark", "last step"),
+                (
+                    (q.topic, q.batch, q.rows, q.rows_per_second, q.batch_seconds, q.lag, q.watermark, _utc(q.stepped))
+                    for q in (newest.beat.queries if newest.beat else ())
+                ),
+            ),
+            "<h2>Epochs</h2>",
+            _table(
+                ("epoch", "began", "ended", "how", "why"),
+                ((e.number, _utc(e.taken), *_ending(control, e)) for e in reversed(history)),
+            ),
+        ]
+    )
+
+
+def _ending(control: Control, epoch: Epoch) -> tuple[str, str, str]:
+    if epoch.receipt:
+        return _utc(epoch.receipt.time), control.health(epoch), epoch.receipt.cause
+    return "", control.health(epoch), f"asked to stop by {epoch.stop.by}" if epoch.stop else ""
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    cells = "".join(f"<th>{head}</th>" for head in heads)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "<td></td>"
+    if isinstance(value, int | float):
+        return f'<td class="n">{value:,}</td>'
+    return f"<td>{escape(str(value))}</td>"
+
+
+def _utc(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(moment)) + " UTC"

@@ -1,0 +1,146 @@
+"""What an operator asks of streams and their checkpoints, as tasks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from tideline_airflow.hooks.airflow import AirflowHook
+from tideline_airflow.hooks.kafka import KafkaHook
+from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jobs.connectors.fleet import StreamState
+
+_LOG_WIDTH = 160
+
+
+class Action(StrEnum):
+    """What can be asked of streams."""
+
+    STATUS = "status"
+    START = "start"
+    STOP = "stop"
+    DRAIN_AND_STOP = "drain-and-stop"
+    RESTART = "restart"
+
+
+class ControlStreamsOperator(BaseOperator):
+    """Does one action with several streams at once, waits until it is done, and shows how they do."""
+
+    template_fields: Sequence[str] = ("action", "jobs", "seconds", "by")
+
+    def __init__(
+        self,
+        *,
+        action: str,
+        jobs: Sequence[str] | str,
+        seconds: int | str | None = None,
+        by: str = "the DAG control_streams",
+        airflow_conn_id: str = AirflowHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        """All but the connection may be templates that render to native values."""
+        super().__init__(**kwargs)
+        self.action = action
+        self.jobs = jobs
+        self.seconds = seconds
+        self.by = by
+        self.airflow_conn_id = airflow_conn_id
+
+    def execute(self, context: Context) -> "list[dict[str, Any]]":
+        """The state of the streams afterwards, as rows."""
+        from jobs.connectors import fleet
+
+        jobs = fleet.known_jobs(self.jobs)
+        with AirflowHook(self.airflow_conn_id).get_conn() as api:
+            streams = fleet.Fleet(lake_root=Settings.from_env().lake_root, api=api, report=self.log.info)
+            self._act(streams, jobs)
+            states = streams.status(jobs)
+        self._show(states)
+        context["ti"].xcom_push(RUN_NOTE, "; ".join(f"{state.job}: {state.state}" for state in states))
+        return fleet.as_rows(states)
+
+    def _act(self, streams: Any, jobs: Sequence[str]) -> None:
+        seconds = float(self.seconds) if self.seconds else None
+        match Action(self.action):
+            case Action.START:
+                streams.start(jobs, by=self.by)
+            case Action.STOP:
+                streams.stop(jobs, by=self.by, seconds=seconds)
+            case Action.DRAIN_AND_STOP:
+                streams.stop(jobs, by=self.by, seconds=seconds, drain=True)
+            case Action.RESTART:
+                streams.restart(jobs, by=self.by, seconds=seconds)
+            case Action.STATUS:
+                pass
+
+    def _show(self, states: "list[StreamState]") -> None:
+        from jobs.connectors import fleet
+
+        self.log.info("Streams:\n%s", _as_text(fleet.table(states)))
+
+
+class ResetStreamOperator(BaseOperator):
+    """Shows what a reset of a stream would change; does it only if told to. Refused while its driver lives."""
+
+    template_fields: Sequence[str] = ("job", "to", "timestamp", "sources", "apply")
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        to: str,
+        timestamp: str | None = None,
+        sources: Sequence[str] | str = (),
+        apply: bool | str = False,
+        kafka_conn_id: str = KafkaHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        """All but the connection may be templates that render to native values."""
+        super().__init__(**kwargs)
+        self.job = job
+        self.to = to
+        self.timestamp = timestamp
+        self.sources = sources
+        self.apply = apply
+        self.kafka_conn_id = kafka_conn_id
+
+    def execute(self, context: Context) -> "list[dict[str, Any]]":
+        """The plan as a table in the log and on the run, and as rows."""
+        from jobs.connectors import kafka, reset
+
+        settings = replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
+        try:
+            request = reset.Request(
+                job=self.job, to=reset.target(self.to), timestamp_ms=self._timestamp_ms(), sources=tuple(self.sources)
+            )
+            with kafka.admin(settings.kafka) as client:
+                planned = (reset.apply if self.apply else reset.plan)(settings, client, request)
+        except Refusal as refusal:
+            # Trying again would be refused again.
+            raise AirflowFailException(str(refusal)) from refusal
+        done = "Done: start the stream." if self.apply else "Nothing is changed: this was a dry run."
+        self.log.info("%s\n%s\n%s", _as_text(planned.table()), "\n".join(planned.effects()), done)
+        context["ti"].xcom_push(RUN_NOTE, "\n\n".join([done, *planned.effects()])[:RUN_NOTE_LENGTH])
+        return planned.as_rows()
+
+    def _timestamp_ms(self) -> int | None:
+        return round(datetime.fromisoformat(self.timestamp).timestamp() * 1000) if self.timestamp else None
+
+
+def _as_text(table: "Table") -> str:
+    from rich.console import Console
+
+    console = Console(width=_LOG_WIDTH, color_system=None)
+    with console.capture() as shown:
+        console.print(table)
+    return shown.get()

@@ -1,0 +1,126 @@
+"""Follows a streaming job from the triggerer: a running stream holds no worker slot.
+
+It only polls; what the documents of the control folder mean is decided in `jobs.connectors.epochs`.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from jobs.connectors.control import Control
+from jobs.connectors.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
+from jobs.connectors.incidents import Incidents
+
+POLL_SECONDS = 2.0
+_TELL_SECONDS = 60.0
+
+
+def crash_loop_key(job: str) -> str:
+    """The incident of a job that fails again and again."""
+    return f"stream.{job}.crash-loop"
+
+
+def stalled_key(job: str) -> str:
+    """The incident of a job that lives and makes no step."""
+    return f"stream.{job}.stalled"
+
+
+class StreamTrigger(BaseTrigger):
+    """Fires when the epoch it follows is over; without an epoch, when the job may be started again."""
+
+    def __init__(self, *, lake_root: str, job: str, epoch: int | None) -> None:
+        """All of it goes through Airflow's database."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lake_root = lake_root
+        self.job = job
+        self.epoch = epoch
+        self._told: tuple[float, Health | None] = (0.0, None)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """How the triggerer makes it again."""
+        arguments = {"lake_root": self.lake_root, "job": self.job, "epoch": self.epoch}
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look every two seconds; a look that fails is taken again."""
+        while not await self._looks_over():
+            await asyncio.sleep(POLL_SECONDS)
+        yield TriggerEvent({"job": self.job, "epoch": self.epoch})  # type: ignore[no-untyped-call]
+
+    async def on_kill(self) -> None:
+        """The task was ended or cleared by a person: the driver finishes its micro-batch and ends."""
+        if self.epoch is not None:
+            await asyncio.to_thread(ask_to_stop, self._control(), self.epoch)
+            self.log.info("asked the driver of epoch %d to stop after its micro-batch", self.epoch)
+
+    def _control(self) -> Control:
+        return Control.of(Path(self.lake_root), self.job)
+
+    async def _looks_over(self) -> bool:
+        try:
+            return await asyncio.to_thread(self._is_over)
+        except OSError as error:
+            self.log.warning("the control folder of %s cannot be read, trying again: %s", self.job, error)
+            return False
+
+    def _is_over(self) -> bool:
+        control = self._control()
+        if self.epoch is None:
+            return not isinstance(control.next_step(), Wait)
+        epoch = control.epoch(self.epoch)
+        health = control.health(epoch)
+        self._tell(epoch, health)
+        self._keep_incidents(epoch, health)
+        return not health.alive or control.is_over(self.epoch)
+
+    def _tell(self, epoch: Epoch, health: Health) -> None:
+        """The state when it changes, and how far the stream is every minute."""
+        told_at, told = self._told
+        if health is told and time.monotonic() - told_at < _TELL_SECONDS:
+            return
+        self._told = (time.monotonic(), health)
+        self.log.info("%s epoch %d is %s%s", self.job, epoch.number, health, progress_of(epoch))
+
+    def _keep_incidents(self, epoch: Epoch, health: Health) -> None:
+        incidents = Incidents.of(Path(self.lake_root))
+        if health is Health.STALLED:
+            incidents.open(stalled_key(self.job), stall_of(self.job, epoch))
+        elif health is Health.RUNNING:
+            incidents.close(stalled_key(self.job), "it goes on")
+            if time.time() - epoch.taken > WELL_SECONDS:
+                incidents.close(crash_loop_key(self.job), f"epoch {epoch.number} runs well")
+
+
+def ask_to_stop(control: Control, epoch: int) -> None:
+    """On behalf of a person who ended the task; an earlier request stands."""
+    if control.stop_of(epoch) is None:
+        control.ask_to_stop(epoch, Stop(time=time.time(), by="Airflow: its task was ended or cleared"))
+
+
+def progress_of(epoch: Epoch) -> str:
+    """How far each query is, in few words."""
+    told = [
+        f"{q.topic} batch {q.batch}, {q.rows:,} rows in {q.batch_seconds:.1f} s, lag {q.lag}"
+        for q in (epoch.beat.queries if epoch.beat else ())
+        if q.batch is not None
+    ]
+    return f" ({'; '.join(told)})" if told else ""
+
+
+def stall_of(job: str, epoch: Epoch) -> str:
+    """The sentence of a stalled stream. It names no growing number, else each look would be news."""
+    stuck = [
+        f"{query.topic} since {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(query.stepped))} UTC, "
+        f"after batch {query.batch}"
+        for query in stalled_queries(epoch, time.time())
+    ]
+    log = epoch.beat.log if epoch.beat else None
+    return (
+        f"stream {job} lives but makes no step: {'; '.join(stuck)}. It is left alone. Look at its Spark UI and at "
+        f"{log or 'its log'}: is Kafka slow, the disk full, a batch too large? `tideline streams restart {job}` starts "
+        "it anew"
+    )

@@ -1,0 +1,289 @@
+"""Airflow runs a stream, and everything around it is killed: the stream goes on or comes back, nothing is lost.
+
+One platform of real processes, with traffic that never rests; at the end every record is compared with the oracle.
+Each fault prints how long it took to be noticed and to be over.
+"""
+
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+import pytest
+
+from jobs.connectors import traffic
+from jobs.connectors.airflow_api import AirflowApi
+from jobs.connectors.control import Control
+from jobs.connectors.epochs import LOOP_FAILURES, Epoch, Health
+from jobs.connectors.fleet import Fleet
+from jobs.connectors.incidents import Incident, Incidents
+from jobs.pipelines.spec import checkpoint_of, dag_id_of
+from local.ports import free_port
+from local.process import kill, marked, session_of
+from local.settings import StackSettings
+from local.stack import Stack, is_driver
+from tests import checker, oracle
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+JOB = "rolling_sum"
+DAG = dag_id_of(JOB)
+STALL_SECONDS = 15
+# A death is noticed ten seconds after the last heartbeat at the latest; the rest is a Spark start on a busy machine.
+DETECT_SECONDS = 15
+RECOVER_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("supervised")
+    env = {
+        "TIDELINE_HOME": str(home),
+        "KAFKA_BOOTSTRAP": f"127.0.0.1:{free_port()}",
+        "KAFKA_CONTROLLER_PORT": str(free_port()),
+        "AIRFLOW_PORT": str(free_port()),
+        "STREAM_STALL_SECONDS": str(STALL_SECONDS),
+    }
+    settings = StackSettings.from_env(env)
+    settings = replace(settings, jobs=replace(settings.jobs, jars=StackSettings.from_env().jobs.jars))
+    stack = Stack(settings, env={**os.environ, **env})
+    try:
+        stack.up()
+        yield stack
+    finally:
+        kill(marked(home))
+
+
+@pytest.fixture(scope="module")
+def api(stack: Stack) -> Iterator[AirflowApi]:
+    with stack.airflow.api() as api:
+        until(lambda: DAG in api.dags(), 60, "the DAGs are read")
+        api.unpause("provision_topics")
+        assert api.wait_for_run("provision_topics", api.trigger("provision_topics"), 180) == "success"
+        yield api
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traffic(stack: Stack, api: AirflowApi) -> Iterator[None]:
+    """A hundred records a second, some of them late, double or broken; also while the broker is down."""
+    stop = threading.Event()
+    records = traffic.records("numbers", seed=4, count=None, start_ms=None, late=0.02, duplicate=0.02, corrupt=0.02)
+    sender = threading.Thread(
+        target=traffic.send, args=(stack.settings.jobs.kafka, "numbers", records), kwargs={"rate": 100, "stop": stop}
+    )
+    sender.start()
+    yield
+    stop.set()
+    sender.join(60)
+    assert not sender.is_alive()
+
+
+@pytest.fixture
+def control(stack: Stack, api: AirflowApi) -> Control:
+    """The stream runs, and has written a batch in this epoch."""
+    fleet(stack, api).start([JOB], by="a test")
+    control = Control.of(stack.settings.jobs.lake_root, JOB)
+    until(lambda: batches_of(stack, control.newest()) > 0, RECOVER_SECONDS, "a first batch")
+    return control
+
+
+def fleet(stack: Stack, api: AirflowApi) -> Fleet:
+    return Fleet(lake_root=stack.settings.jobs.lake_root, api=api)
+
+
+def notes(stack: Stack) -> list[dict[str, Any]]:
+    """What the commits of micro-batches say of themselves, the oldest first."""
+    log = stack.settings.jobs.lake_root / "live" / JOB / "_delta_log"
+    entries = [[json.loads(line) for line in file.read_text().splitlines()] for file in sorted(log.glob("*.json"))]
+    batches = [actions for actions in entries if any("txn" in action for action in actions)]
+    infos = [action["commitInfo"] for actions in batches for action in actions if "commitInfo" in action]
+    return [json.loads(info["userMetadata"]) for info in infos]
+
+
+def batches_of(stack: Stack, epoch: int) -> int:
+    return sum(note["epoch"] == epoch for note in notes(stack))
+
+
+def drivers(stack: Stack) -> list[psutil.Process]:
+    return [process for process in marked(stack.settings.home) if is_driver(process)]
+
+
+def newest(control: Control) -> Epoch:
+    return control.epoch(control.newest())
+
+
+def until(condition: Callable[[], object], seconds: float, what: str) -> float:
+    """How long it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, f"{what}: not within {seconds} s"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def told(fault: str, detected: float, recovered: float) -> None:
+    print(f"| {fault} | {detected:.1f} | {recovered:.1f} |")
+
+
+def incident(stack: Stack, key: str) -> list[Incident]:
+    return [found for found in Incidents.of(stack.settings.jobs.lake_root).all() if found.key == key]
+
+
+def kill_session(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    for process in psutil.process_iter():
+        if session_of(process) == os.getsid(pid):
+            process.send_signal(number)
+
+
+def test_a_killed_driver_is_restarted(stack: Stack, api: AirflowApi, control: Control) -> None:
+    before = control.newest()
+    kill_session(newest(control).holder.pid)
+    began = time.monotonic()
+    detected = until(lambda: control.epoch(before).receipt, DETECT_SECONDS, "the death is noticed")
+    until(lambda: batches_of(stack, before + 1) > 0, RECOVER_SECONDS, "the next driver writes")
+    told("driver, kill -9", detected, time.monotonic() - began)
+    receipt = control.epoch(before).receipt
+    assert not receipt.clean
+    assert "died without a word" in receipt.cause
+    run = api.runs(DAG)[0]["dag_run_id"]
+    assert "died without a word" in api.task_log(DAG, run, "run", 1), "the failed try says why"
+
+
+def test_airflows_death_is_nothing_to_a_driver(stack: Stack, api: AirflowApi, control: Control) -> None:
+    """Scheduler with its workers, triggerer, then everything: the same driver, the same epoch, no twin."""
+    before, (driver,) = newest(control), drivers(stack)
+    for parts in (("scheduler",), ("triggerer",), ("scheduler", "triggerer", "dag-processor", "api-server")):
+        for part in parts:
+            kill_session(stack._service(part).process().pid)
+        count, began = batches_of(stack, before.number), time.monotonic()
+        until(lambda count=count: batches_of(stack, before.number) > count + 2, 60, "the driver goes on")
+        stack.up()
+        until(lambda: api.beats_since("triggerer", datetime.now(UTC)), 60, "the triggerer beats")
+        told(f"{', '.join(parts)}, kill -9 (stream never paused)", 0, time.monotonic() - began)
+        assert [process.pid for process in drivers(stack)] == [driver.pid]
+        assert newest(control).number == before.number
+    # It is followed again: its death is noticed.
+    kill_session(driver.pid)
+    until(lambda: control.epoch(before.number).receipt, 2 * DETECT_SECONDS, "the death is noticed")
+    until(lambda: batches_of(stack, before.number + 1) > 0, RECOVER_SECONDS, "the next driver writes")
+
+
+def test_a_worker_that_dies_while_it_starts_a_driver(stack: Stack, api: AirflowApi, control: Control) -> None:
+    """The retry finds the driver that was started, and starts no twin."""
+    before = control.newest()
+    kill_session(newest(control).holder.pid)
+    until(lambda: control.newest() > before, RECOVER_SECONDS, "a launch")
+    began = time.monotonic()
+    kill_session(stack._service("scheduler").process().pid)
+    stack.up()
+    until(lambda: batches_of(stack, before + 1) > 0, RECOVER_SECONDS, "the launched driver writes")
+    until(lambda: _task_states(api) == ["deferred"], RECOVER_SECONDS, "Airflow follows it")
+    told("worker and scheduler during a launch, kill -9", 0, time.monotonic() - began)
+    assert len(drivers(stack)) == 1
+    assert control.newest() == before + 1
+
+
+def test_a_broker_that_is_away(stack: Stack, api: AirflowApi, control: Control) -> None:
+    kill_session(stack._service("broker").process().pid)
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 30, 31, "thirty seconds")
+    stack.up()
+    back = time.monotonic()
+    count = len(notes(stack))
+    until(lambda: len(notes(stack)) > count + 2, RECOVER_SECONDS, "batches after the outage")
+    told("broker, away for 30 s", 0, time.monotonic() - back)
+
+
+def test_a_stop_from_airflow_is_graceful_and_the_next_start_goes_on(
+    stack: Stack, api: AirflowApi, control: Control
+) -> None:
+    before, (driver,) = control.newest(), drivers(stack)
+    run = api.runs(DAG)[0]["dag_run_id"]
+    began = time.monotonic()
+    api.set_task_state(DAG, run, "run", "failed")
+    assert time.monotonic() - began < 5, "it returns at once"
+    asked = until(lambda: control.epoch(before).stop, DETECT_SECONDS, "the driver is asked to stop")
+    until(lambda: control.epoch(before).receipt, 60, "the receipt")
+    assert psutil.wait_procs([driver], timeout=30)[1] == []
+    receipt = control.epoch(before).receipt
+    assert (receipt.clean, receipt.cause) == (True, "stopped by Airflow: its task was ended or cleared")
+    until(lambda: batches_of(stack, before + 1) > 0, RECOVER_SECONDS, "the next driver writes")
+    told("task ended in the UI", asked, time.monotonic() - began)
+    starts = next(note for note in notes(stack) if note["epoch"] == before + 1)["topics"]["numbers"]["offsets"]
+    assert {int(partition): start for partition, (start, _) in starts.items()} == receipt.offsets["numbers"]
+
+
+def test_a_running_stream_takes_no_worker(stack: Stack, api: AirflowApi, control: Control) -> None:
+    assert _task_states(api) == ["deferred"]
+    pool = api.pool("default_pool")
+    assert (pool["occupied_slots"], pool["deferred_slots"]) == (0, 1)
+
+
+def test_a_stalled_stream_is_reported_and_left_alone(stack: Stack, api: AirflowApi, control: Control) -> None:
+    """The broker is frozen: the driver lives, and can neither read nor write."""
+    before, broker = control.newest(), stack._service("broker").process().pid
+    kill_session(broker, signal.SIGSTOP)
+    try:
+        key = f"stream.{JOB}.stalled"
+        detected = until(lambda: incident(stack, key), STALL_SECONDS + DETECT_SECONDS, "the incident")
+        assert control.health(newest(control)) is Health.STALLED
+    finally:
+        kill_session(broker, signal.SIGCONT)
+    recovered = until(lambda: incident(stack, key)[0].closed, RECOVER_SECONDS, "the incident closes by itself")
+    told(f"broker frozen (stalled after {STALL_SECONDS} s)", detected, recovered)
+    assert len(incident(stack, key)) == 1
+    assert control.newest() == before, "no restart"
+    assert "lives but makes no step: numbers since" in incident(stack, key)[0].text or incident(stack, key)[0].closed
+
+
+def test_a_crash_loop_backs_off_and_says_why(stack: Stack, api: AirflowApi, control: Control) -> None:
+    """Its checkpoint is damaged: each start is refused. Mended, it is started again at once on request."""
+    before = control.newest()
+    metadata = stack.settings.jobs.lake_root / checkpoint_of(JOB) / "metadata"
+    sound = metadata.read_text()
+    metadata.write_text("{}")
+    kill_session(newest(control).holder.pid)
+    key, began = f"stream.{JOB}.crash-loop", time.monotonic()
+    until(lambda: incident(stack, key), 400, "the incident")
+    failed = [control.epoch(before + n) for n in range(LOOP_FAILURES)]
+    assert all(epoch.receipt and not epoch.receipt.clean for epoch in failed)
+    waits = [after.taken - epoch.receipt.time for epoch, after in itertools.pairwise(failed)]
+    assert all(wait >= 2.5 * 2**n for n, wait in enumerate(waits)), waits
+    until(lambda: api.runs(DAG)[0]["state"] in ("failed", "running"), 60, "the run fails")
+    (loop,) = incident(stack, key)
+    assert "checkpoint file" in loop.text
+    assert "is damaged" in loop.text
+    assert len(loop.text) < 1200
+    assert "Traceback" not in loop.text
+    metadata.write_text(sound)
+    mended = time.monotonic()
+    fleet(stack, api).restart([JOB], by="a test")
+    until(lambda: batches_of(stack, control.newest()) > 0, RECOVER_SECONDS, "the stream is back")
+    told("crash loop (until the incident; until back after mending)", mended - began, time.monotonic() - mended)
+    assert len(incident(stack, key)) == 1
+
+
+def test_nothing_was_lost_or_double(stack: Stack, api: AirflowApi, control: Control) -> None:
+    """Stopped for good, drained: what the lake has of all that was sent is what the oracle says."""
+    fleet(stack, api).stop([JOB], by="a test", drain=True)
+    assert drivers(stack) == []
+    assert api.dags()[DAG]["is_paused"]
+    assert newest(control).receipt.cause == "drained and stopped by a test"
+    assert api.runs(DAG)[0]["state"] == "success"
+    reached = newest(control).receipt.offsets["numbers"]
+    sent = oracle.read_topic(stack.settings.jobs.kafka.bootstrap, "numbers")
+    records = [record for record in sent if record.offset < reached[record.partition]]
+    assert len(records) > 5000
+    assert checker.live_defects(stack.settings.jobs.lake_root, JOB, records) == []
+
+
+def _task_states(api: AirflowApi) -> list[str]:
+    run = api.runs(DAG)[0]["dag_run_id"]
+    return [task["state"] for task in api.task_instances(DAG, run)]
