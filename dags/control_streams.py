@@ -58,4 +58,9 @@ with DAG(
     params=PARAMS,
     render_template_as_native_obj=True,
 ):
-    ControlStreamsOperator(task_id="control", retries=0, **{name: f"{{{{ params.{name} }}}}" for name in PARAMS})
+    ControlStreamsOperator(
+        task_id="control",
+        retries=0,
+        by="{{ dag_run.triggering_user_name or 'somebody' }} (control_streams)",
+        **{name: f"{{{{ params.{name} }}}}" for name in PARAMS},
+    )

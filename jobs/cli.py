@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,7 @@ from rich.text import Text
 from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.times import parse_time
 
 if TYPE_CHECKING:
     from jobs.connectors.fleet import Fleet
@@ -116,7 +116,7 @@ def generate(
         source,
         seed=seed,
         count=count,
-        start_ms=_epoch_ms(start),
+        start_ms=parse_time(start) if start else None,
         step_ms=step_ms,
         late=late,
         duplicate=duplicate,
@@ -127,17 +127,6 @@ def generate(
         sent = traffic.send(Settings.from_env().kafka, source, stream, rate=rate, stop=stop, progress=advance)
     per_second = sent.count / sent.seconds if sent.seconds else 0
     print(f"sent {sent.count:,} records to {source} in {sent.seconds:.1f} s ({per_second:,.0f}/s), seed {seed}")
-
-
-def _epoch_ms(time: str | None) -> int | None:
-    """Times without an offset are UTC, as everywhere."""
-    if time is None:
-        return None
-    try:
-        parsed = datetime.fromisoformat(time)
-    except ValueError as error:
-        raise Refusal(f"{time!r} is no ISO 8601 time: write e.g. 2026-01-31T12:00:00Z") from error
-    return round((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 @contextmanager
@@ -286,7 +275,8 @@ def streams_status(jobs: _Jobs = None, output: _Format = Output.TABLE) -> None:
     from jobs.connectors import fleet
 
     with _fleet() as streams:
-        states, incidents = streams.status(fleet.known_jobs(jobs or ())), streams.incidents()
+        names = fleet.known_jobs(jobs or ())
+        states, incidents = streams.status(names), streams.incidents(names)
     if output is Output.JSON:
         print(json.dumps({"streams": fleet.as_rows(states), "incidents": incidents}))
     else:
@@ -390,7 +380,12 @@ def reset(
     from jobs.connectors import kafka
     from jobs.connectors import reset as tool
 
-    request = tool.Request(job=job, to=tool.target(to), timestamp_ms=_epoch_ms(timestamp), sources=tuple(source or ()))
+    request = tool.Request(
+        job=job,
+        to=tool.target(to),
+        timestamp_ms=parse_time(timestamp) if timestamp else None,
+        sources=tuple(source or ()),
+    )
     settings = Settings.from_env()
     with kafka.admin(settings.kafka) as client:
         planned = (tool.apply if do else tool.plan)(settings, client, request)

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.connectors.checkpoint import Offsets
 from jobs.connectors.control import Control, Lease
-from jobs.connectors.epochs import BEAT_SECONDS, Phase, QueryProgress, Receipt
+from jobs.connectors.epochs import BEAT_SECONDS, Phase, QueryProgress, Receipt, Stop
 from jobs.microbatch import MicroBatches
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -42,12 +42,13 @@ class Ending:
     offsets: Offsets
 
 
-def supervised(settings: Settings, job: str, work: Callable[[Lease], Ending]) -> None:
-    """Do the work under the job's lease; the receipt says how it ended, whatever happens."""
+def supervised(settings: Settings, job: str, work: Callable[[Lease, threading.Event], Ending]) -> None:
+    """Do the work under the job's lease until the event is set; the receipt says how it ended, whatever happens."""
     lease = Lease.acquire(Control.of(settings.lake_root, job), stall_seconds=settings.stall_seconds)
     log.info("%s holds epoch %d", job, lease.epoch)
     try:
-        ending = work(lease)
+        with stop_on_signal() as stop:
+            ending = work(lease, stop)
     except BaseException as error:
         lease.release(Receipt(time=time.time(), clean=False, cause=cause_of(error)))
         raise
@@ -85,8 +86,7 @@ def run(queries: Queries, lease: Lease, stop: threading.Event, ends: Ends) -> En
     try:
         lease.show(phase=Phase.RUNNING)
         while any(query.isActive for query, _ in queries):
-            lease.check()
-            if any(batches.failure or _failed(query, batches) for query, batches in queries):
+            if lease.is_lost or any(batches.failure or _failed(query, batches) for query, batches in queries):
                 break
             if asked := watch.asked(stop):
                 why = asked
@@ -118,6 +118,8 @@ class _Watch:
         self._lease = lease
         self._ends = ends
         self._drain_to: Offsets | None = None
+        # By this machine's steady clock: the time of day may be set anew, or be another's.
+        self._asked: tuple[Stop, float] | None = None
         self._shown_at = 0.0
         now = time.time()
         self._progress = [QueryProgress(topic=batches.topic, stepped=now) for _, batches in queries]
@@ -132,7 +134,9 @@ class _Watch:
             return None
         if not request.drain:
             return f"stopped by {request.by}"
-        if time.time() > request.stops_at:
+        if self._asked is None or self._asked[0] != request:
+            self._asked, self._drain_to = (request, time.monotonic()), None
+        if time.monotonic() - self._asked[1] > request.seconds:
             return f"stopped by {request.by}, not yet drained"
         return f"drained and stopped by {request.by}" if self._is_drained() else None
 

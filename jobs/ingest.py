@@ -28,8 +28,8 @@ HOUR_FORMAT = "yyyy-MM-dd'T'HH"
 def run(settings: Settings, *, until_caught_up: bool = False) -> None:
     """Land records until stopped, or until the topics are drained."""
 
-    def work(lease: Lease) -> driver.Ending:
-        with admin(settings.kafka) as client, driver.stop_on_signal() as stop:
+    def work(lease: Lease, stop: threading.Event) -> driver.Ending:
+        with admin(settings.kafka) as client:
             topics = require(client, SOURCES)
             starts = {source.name: _check(settings, source, topics) for source in SOURCES.values()}
             with session.opened(settings, INGEST) as spark:

@@ -28,8 +28,8 @@ from jobs.transforms.parse import accepted
 def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False) -> None:
     """Keep the pipeline's windows up to date until stopped, or until the topic is drained."""
 
-    def work(lease: Lease) -> driver.Ending:
-        with admin(settings.kafka) as client, driver.stop_on_signal() as stop:
+    def work(lease: Lease, stop: threading.Event) -> driver.Ending:
+        with admin(settings.kafka) as client:
             start = _check(settings, pipeline, client)
             with session.opened(settings, pipeline.name) as spark:
                 lease.show(ui=spark.sparkContext.uiWebUrl)

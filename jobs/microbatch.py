@@ -94,17 +94,21 @@ class MicroBatches:
         files = self._commit(folder, batch)
         reach(FailPoint.TABLE_COMMITTED, number)
         if self.announce:
+            # One that slept since its commit would send old numbers after its successor's newer ones.
+            self.lease.check()
             self.announce(files, batch)
         self.reached = batch.note.ends[self.topic]
         self.table.discard(folder)
+        self.lease.check()
         self.table.tend()
 
     def _commit(self, folder: Path, batch: Batch) -> list[Path]:
         if self.table.has(batch.note.write_id, batch.number):
             log.info("batch %d is in %s already: it is not written again", batch.number, self.table.path.name)
             return sorted(folder.rglob("*.parquet"))
-        self.lease.check()
+        # Kafka may take its time: the lease is looked at last.
         self._check_topic()
+        self.lease.check()
         return self.table.commit(folder, batch.note)
 
     def _batch(self, number: int) -> Batch:

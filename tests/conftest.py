@@ -1,5 +1,6 @@
 """Real parts for all tests: a broker of one's own, a Spark session that is shared, a lake in a temporary folder."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,8 @@ from tests import processes
 from tests.oracle import Record
 
 os.environ["SPARK_DRIVER_MEMORY"] = "1g"
+# It says so when a connection is closed, also after the run has ended and its log with it.
+logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

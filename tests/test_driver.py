@@ -1,6 +1,7 @@
 """A driver ends between two micro-batches, whoever asks for it, and its receipt says why."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from kafka.errors import KafkaTimeoutError
+from obstore.store import MemoryStore
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -20,6 +22,7 @@ from jobs import driver
 from jobs.connectors import control as control_module
 from jobs.connectors.checkpoint import Checkpoint, Offsets
 from jobs.connectors.control import Control, Lease, LeaseLostError
+from jobs.connectors.documents import Documents
 from jobs.connectors.epochs import Epoch, Health, Owner, Phase, Receipt, Stop
 from jobs.driver import Ending, cause_of
 from jobs.microbatch import MicroBatches
@@ -176,6 +179,53 @@ def test_a_driver_that_is_overtaken_stops_its_queries(busy, control: Control, le
         run([(query, batches)], lease, stop)
 
 
+def test_a_driver_that_ends_looks_whether_it_was_overtaken(
+    busy, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its heartbeat has not seen it yet: it must not say that it ended in order."""
+    monkeypatch.setattr(control_module, "BEAT_SECONDS", 600)
+    lease, stop = Lease.acquire(control, {}), threading.Event()
+    control.end(lease.epoch, Receipt(time=time.time(), clean=False, cause="declared dead"))
+    with pytest.raises(LeaseLostError):
+        run([busy(stop)], lease, stop)
+    assert not lease.is_lost
+    lease.release(Receipt(time=time.time(), clean=True, cause="end of the test"))
+
+
+class Away(Documents):
+    """A store that does not answer for a while."""
+
+    away = threading.Event()
+
+    def exists(self, name: str) -> bool:
+        if self.away.is_set():
+            raise OSError(5, "Input/output error")
+        return super().exists(name)
+
+
+def test_a_control_folder_that_does_not_answer_for_a_while_ends_nobody(busy, control: Control) -> None:
+    documents = Away(MemoryStore())
+    lease, stop = Lease.acquire(Control(documents, JOB), {}), threading.Event()
+    query, batches = busy(stop, enough=ENDLESS)
+
+    def watch() -> None:
+        try:
+            documents.away.set()
+            count = len(batches.seen)
+            wait_until(lambda: len(batches.seen) > count + 5, "some batches", 60)
+        finally:
+            documents.away.clear()
+            stop.set()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    ending = run([(query, batches)], lease, stop)
+    watching.join()
+    assert ending.why == "stopped by a signal"
+    assert ending.batches["numbers"] >= 5
+    lease.release(Receipt(time=time.time(), clean=True, cause="end of the test"))
+
+
 def test_a_query_that_has_read_all_ends_by_itself(spark: SparkSession, lease: Lease, tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "one.txt").write_text("a\nb\n")
@@ -327,7 +377,7 @@ def test_the_receipt_of_an_end_in_order(settings: Settings, control: Control) ->
     ending = Ending(why="caught up", batches={"numbers": 4}, offsets={"numbers": {0: 7, 1: 0}})
     lived: list[Any] = []
 
-    def work(lease: Lease) -> Ending:
+    def work(lease: Lease, stop: threading.Event) -> Ending:
         lived.append(control.epoch(lease.epoch))
         return ending
 
@@ -350,7 +400,7 @@ def test_the_receipt_of_an_end_in_order(settings: Settings, control: Control) ->
 def cause_told(settings: Settings, control: Control, error: BaseException) -> str:
     """What the receipt of a driver says that ended with this error."""
 
-    def work(lease: Lease) -> Ending:
+    def work(lease: Lease, stop: threading.Event) -> Ending:
         raise error
 
     with pytest.raises(type(error)) as raised:
@@ -390,7 +440,7 @@ def test_a_long_cause_is_cut(settings: Settings, control: Control) -> None:
 def test_the_receipt_of_one_that_was_declared_dead_stays(settings: Settings, control: Control) -> None:
     declared = Receipt(time=1.0, clean=False, cause="declared dead")
 
-    def work(lease: Lease) -> Ending:
+    def work(lease: Lease, stop: threading.Event) -> Ending:
         control.end(lease.epoch, declared)
         lease.check()
         raise AssertionError("it goes on")
@@ -398,6 +448,53 @@ def test_the_receipt_of_one_that_was_declared_dead_stays(settings: Settings, con
     with pytest.raises(LeaseLostError):
         driver.supervised(settings, JOB, work)
     assert control.epoch(1).receipt == declared
+
+
+_EARLY = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from jobs import driver
+from jobs.settings import Settings
+
+def work(lease, stop):
+    print(lease.epoch, flush=True)
+    assert stop.wait(60)
+    return driver.Ending(why="stopped by a signal", batches={}, offsets={})
+
+driver.supervised(replace(Settings.from_env({}), lake_root=Path(sys.argv[1])), "counting", work)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_there_is_a_session_ends_it_in_order(
+    number: signal.Signals, control: Control, tmp_path: Path
+) -> None:
+    starting = subprocess.Popen([sys.executable, "-c", _EARLY, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert starting.stdout is not None
+        assert starting.stdout.readline() == "1\n"
+        starting.send_signal(number)
+        assert starting.wait(30) == 0
+    finally:
+        starting.kill()
+        starting.communicate()
+    receipt = control.epoch(1).receipt
+    assert receipt
+    assert (receipt.clean, receipt.cause) == (True, "stopped by a signal")
+
+
+def test_the_signals_are_given_back(settings: Settings, control: Control) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    seen: list[Any] = []
+
+    def work(lease: Lease, stop: threading.Event) -> Ending:
+        seen.extend(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT))
+        return Ending(why="caught up", batches={}, offsets={})
+
+    driver.supervised(settings, JOB, work)
+    assert not set(seen) & set(before)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 # What a reader at 3 a.m. has no use for.
@@ -454,7 +551,7 @@ from tests.test_driver import Counting, unasked
 folder = Path(sys.argv[1])
 settings = replace(Settings.from_env({}), lake_root=folder, spark_master="local[2]")
 
-def work(lease):
+def work(lease, stop):
     with session.opened(settings, "killed") as spark:
         batches = Counting.new(threading.Event(), folder / "numbers", enough=10**6)
         records = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
@@ -464,7 +561,7 @@ def work(lease):
             assert query.isActive
         (jvm,) = [child for child in psutil.Process().children(recursive=True) if "java" in child.name()]
         threading.Timer(1.0, jvm.kill).start()
-        return driver.run([(query, batches)], lease, threading.Event(), unasked)
+        return driver.run([(query, batches)], lease, stop, unasked)
 
 driver.supervised(settings, "counting", work)
 """

@@ -1,4 +1,4 @@
-"""Airflow's REST API, as far as streams and the demo need it."""
+"""Airflow's REST API, as far as streams, the demo and the tests need it."""
 
 import logging
 import time
@@ -54,9 +54,10 @@ class AirflowApi:
         beat = health.get(f"latest_{component}_heartbeat") or ""
         return health.get("status") == "healthy" and beat != "" and datetime.fromisoformat(beat) > moment
 
-    def dags(self) -> dict[str, dict[str, Any]]:
-        """Every DAG by id."""
-        return {dag["dag_id"]: dag for dag in self._ask("GET", "/dags", params={"limit": 100})["dags"]}
+    def dags(self, pattern: str = "%") -> dict[str, dict[str, Any]]:
+        """DAGs by id, those whose id is like a pattern."""
+        params = {"limit": 100, "dag_id_pattern": pattern}
+        return {dag["dag_id"]: dag for dag in self._ask("GET", "/dags", params=params)["dags"]}
 
     def import_errors(self) -> list[str]:
         """What keeps DAG files from being read."""
@@ -109,7 +110,7 @@ class AirflowApi:
         """What a task has said so far."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         content = self._ask("GET", path, params={"full_content": True})["content"]
-        return "\n".join(line["event"] if isinstance(line, dict) else str(line) for line in content)
+        return "\n".join(_line(line) for line in content)
 
     def wait_for_run(
         self, dag_id: str, run_id: str, deadline_seconds: float, pause: Callable[[float], None] = time.sleep
@@ -145,3 +146,11 @@ class AirflowApi:
             return self._http.request(method, f"/api/v2{path}", **request)
         except httpx.TransportError as error:
             raise Refusal(f"Airflow does not answer at {self.url} ({error}): start it with `tideline up`") from error
+
+
+def _line(line: dict[str, Any] | str) -> str:
+    """A line of a log; an exception's own words stand beside the event."""
+    if isinstance(line, str):
+        return line
+    errors = (f"{error['exc_type']}: {error['exc_value']}" for error in line.get("error_detail") or ())
+    return ": ".join([line["event"], *errors])

@@ -12,17 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from jobs.connectors.documents import Documents
 from jobs.connectors.epochs import (
     BEAT_SECONDS,
+    DEAD_SECONDS,
     LAUNCH_SECONDS,
-    STALE_SECONDS,
+    LOOK_ON_SECONDS,
+    START_SECONDS,
+    STOP_SECONDS,
     Attach,
     Beat,
     Epoch,
@@ -48,8 +51,11 @@ LOG_VARIABLE = "TIDELINE_DRIVER_LOG"
 KEPT_EPOCHS = 10
 # An overtaken driver, or one past its deadline, that does not come to its end by itself is ended.
 GRACE_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
 _TAIL_BYTES = 20_000
 _WORDS = 500
+
+_Document = TypeVar("_Document")
 
 
 class LeaseLostError(Refusal):
@@ -78,49 +84,61 @@ class Control:
 
     def epoch(self, number: int) -> Epoch:
         """All that is known of one."""
-        read = self.documents.read
         # A lease that a power cut emptied was taken by nobody who is still there.
-        lease = read(_name("lease", number)) or {"time": 0.0, "owner": None}
-        beat, stop, receipt = (read(_name(kind, number)) for kind in ("heartbeat", "stop", "receipt"))
+        taken, owner, launched = self._read("lease", number, _lease) or (0.0, None, False)
         return Epoch(
             number=number,
-            taken=lease["time"],
-            owner=Owner(**lease["owner"]) if lease["owner"] else None,
-            beat=_beat(beat) if beat else None,
-            stop=Stop(**stop) if stop else None,
-            receipt=_receipt(receipt) if receipt else None,
+            taken=taken,
+            owner=owner,
+            launched=launched,
+            beat=self._read("heartbeat", number, _beat),
+            stop=self._read("stop", number, _stop),
+            receipt=self._read("receipt", number, _receipt),
         )
 
     def health(self, epoch: Epoch) -> Health:
-        """How it does now, by all that can be known from here."""
-        return health(epoch, time.time(), gone=is_gone(epoch))
+        """How it does now, by all that can be known from here. Before it is called dead it is looked at for a while."""
+        gone = is_gone(epoch)
+        state = health(epoch, time.time(), gone=gone)
+        if state is not Health.DEAD or gone or epoch.beat is None:
+            return state
+        deadline = time.monotonic() + LOOK_ON_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            seen = self.epoch(epoch.number)
+            if seen.receipt or seen.last_sign != epoch.last_sign:
+                return health(seen, seen.last_sign)
+        return state
 
     def settle(self) -> None:
         """Write the receipt of a driver that died without a word."""
         newest = self.newest()
         epoch = self.epoch(newest) if newest else None
         if epoch and self.health(epoch) is Health.DEAD:
-            self.end(newest, Receipt(time=time.time(), clean=False, cause=death_of(epoch)))
+            self._bury(epoch)
+
+    def _bury(self, epoch: Epoch) -> None:
+        self.end(epoch.number, Receipt(time=time.time(), clean=False, cause=death_of(epoch)))
 
     def next_step(self) -> Attach | Wait | Launch:
         """What a supervisor does now."""
         self.settle()
         history = self.history()
-        gone = bool(history) and is_gone(history[-1])
-        return next_step(history, time.time(), job=self.job, gone=gone)
+        if history and self.health(history[-1]).alive:
+            return Attach(history[-1].number)
+        return next_step(history, time.time(), job=self.job)
 
     def forgive(self, by: str) -> None:
         """Forget the failures so far: an operator says that it may start at once. Refused while a driver lives."""
         number = self.reserve(Owner.this_process())
         self.end(number, Receipt(time=time.time(), clean=True, cause=f"failures forgotten: {by}"))
 
-    def reserve(self, owner: Owner | None = None) -> int:
-        """Take the next epoch, unless the holder of the last one lives; without an owner it is for one to come."""
+    def reserve(self, owner: Owner, *, launched: bool = False) -> int:
+        """Take the next epoch, unless the holder of the last one lives; ``launched``: for a driver still to come."""
         last = self.newest()
         if last:
             self._refuse_if_alive(last)
-            self.settle()
-        taken = {"time": time.time(), "owner": asdict(owner) if owner else None}
+        taken = {"time": time.time(), "owner": asdict(owner), "launched": launched}
         created = self.documents.create(_name("lease", last + 1), taken)
         # One that slept since its look at the newest epoch may find its name free again: it was pruned.
         if not created or self.newest() > last + 1:
@@ -130,14 +148,17 @@ class Control:
 
     def _refuse_if_alive(self, number: int) -> None:
         epoch = self.epoch(number)
-        if self.health(epoch).alive:
+        state = self.health(epoch)
+        if state.alive:
             holder = epoch.holder
             who = f"process {holder.pid} on {holder.host}" if holder else "a start under way"
             raise Refusal(
                 f"stream {self.job!r} is already running: {who} holds epoch {number}, its last sign of life is "
-                f"{max(0.0, time.time() - epoch.last_sign):.0f} s old; stop it first, or wait {STALE_SECONDS:.0f} s "
+                f"{max(0.0, time.time() - epoch.last_sign):.0f} s old; stop it first, or wait {DEAD_SECONDS:.0f} s "
                 "after it has died"
             )
+        if state is Health.DEAD:
+            self._bury(epoch)
 
     def claim(self, number: int, owner: Owner) -> bool:
         """Become the driver of an epoch whose lease somebody else took; False if there is one already."""
@@ -164,8 +185,16 @@ class Control:
 
     def stop_of(self, number: int) -> Stop | None:
         """What the driver of an epoch is asked."""
-        stop = self.documents.read(_name("stop", number))
-        return Stop(**stop) if stop else None
+        return self._read("stop", number, _stop)
+
+    def _read(self, kind: str, number: int, parse: Callable[[dict[str, Any]], _Document]) -> _Document | None:
+        """One document; one that another version wrote and this one cannot read tells nothing."""
+        document = self.documents.read(_name(kind, number))
+        try:
+            return parse(document) if document is not None else None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            log.warning("%s of %s cannot be read", _name(kind, number), self.job)
+            return None
 
     def _numbers(self) -> list[int]:
         return [int(name.removeprefix("lease-")) for name in self.documents.names() if name.startswith("lease-")]
@@ -222,6 +251,9 @@ class Lease:
         self._beat = beat
         self._die = die or end_this_process
         self._lost_at: float | None = None
+        # By this machine's steady clock: the time of day may be set anew.
+        self._since = time.monotonic()
+        self._stop_seen: tuple[Stop, float] | None = None
         self._ended = threading.Event()
         self._beating = threading.Thread(target=self._beat_until_ended, name="heartbeat", daemon=True)
 
@@ -241,13 +273,20 @@ class Lease:
         lease._beating.start()
         return lease
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the heartbeat has seen a successor, or a receipt that says this driver is dead."""
+        return self._lost_at is not None
+
     def check(self) -> None:
-        """Raise if another driver has taken over, or this one was declared dead."""
-        if self.control.is_over(self.epoch):
+        """Raise if another driver has taken over, or this one was declared dead: looked up before each commit."""
+        if self.is_lost or self.control.is_over(self.epoch):
             raise LeaseLostError(f"epoch {self.epoch} of {self.control.job!r} was overtaken: this driver ends")
 
     def show(self, **changes: Any) -> None:
         """What the next heartbeats say."""
+        if changes.get("phase", self._beat.phase) is not self._beat.phase:
+            self._since = time.monotonic()
         self._beat = replace(self._beat, **changes)
 
     def release(self, receipt: Receipt) -> None:
@@ -271,24 +310,37 @@ class Lease:
             self._end_if_due()
 
     def _end_if_due(self) -> None:
+        """A driver that does not come to its end by itself is ended, whatever holds it."""
         if self._lost_at is not None and time.monotonic() - self._lost_at > GRACE_SECONDS:
             log.error("this driver was overtaken and does not come to its end: it ends now")
             self._die()
-        stop = self.stop
-        if stop and time.time() > stop.ends_hard_at:
-            waited = time.time() - stop.stops_at
-            cause = f"the micro-batch under way did not end within {waited:.0f} s of the stop request by {stop.by}"
+        if cause := self._overdue():
             log.error("%s: this driver ends now", cause)
             with suppress(Exception):
-                cause = f"{cause}; it will be run again"
                 self.control.end(self.epoch, Receipt(time=time.time(), clean=False, cause=cause))
             self._die()
+
+    def _overdue(self) -> str | None:
+        now = time.monotonic()
+        if self.stop and (self._stop_seen is None or self._stop_seen[0] != self.stop):
+            self._stop_seen = self.stop, now
+        if self._stop_seen and now - self._stop_seen[1] > self._stop_seen[0].patience_seconds:
+            stop, seen = self._stop_seen
+            waited = f"within {now - seen:.0f} s of the stop request by {stop.by}"
+            return f"the micro-batch under way did not end {waited}; it will be run again"
+        if self._beat.phase is Phase.STOPPING and now - self._since > STOP_SECONDS + GRACE_SECONDS:
+            return f"the driver hung for {now - self._since:.0f} s while it stopped"
+        if self._beat.phase is Phase.STARTING and now - self._since > START_SECONDS:
+            return f"no query had begun {now - self._since:.0f} s after the start"
+        return None
 
 
 def end_this_process() -> None:
     """At once, with the JVM: whatever holds the main thread."""
     me = psutil.Process()
-    for process in [*me.children(recursive=True), *me.parents()[:1]]:
+    # Under spark-submit the JVM is the parent; otherwise the parent is nobody of ours.
+    parents = me.parents()[:1] if "PYSPARK_GATEWAY_PORT" in os.environ else []
+    for process in [*me.children(recursive=True), *parents]:
         with suppress(psutil.Error):
             if "java" in process.name():
                 process.kill()
@@ -299,13 +351,32 @@ def _name(kind: str, number: int) -> str:
     return f"{kind}-{number:010d}"
 
 
+def _lease(document: dict[str, Any]) -> tuple[float, Owner | None, bool]:
+    owner = document.get("owner")
+    return float(document["time"]), _owner(owner) if owner else None, bool(document.get("launched"))
+
+
+def _owner(document: dict[str, Any]) -> Owner:
+    return Owner(**_known(Owner, document))
+
+
+def _stop(document: dict[str, Any]) -> Stop:
+    return Stop(**_known(Stop, document))
+
+
 def _beat(document: dict[str, Any]) -> Beat:
-    queries = tuple(QueryProgress(**query) for query in document["queries"])
-    changes = {"owner": Owner(**document["owner"]), "phase": Phase(document["phase"]), "queries": queries}
-    return Beat(**{**document, **changes})
+    queries = tuple(QueryProgress(**_known(QueryProgress, query)) for query in document["queries"])
+    changes = {"owner": _owner(document["owner"]), "phase": Phase(document["phase"]), "queries": queries}
+    return Beat(**{**_known(Beat, document), **changes})
 
 
 def _receipt(document: dict[str, Any]) -> Receipt:
     offsets = document.get("offsets") or {}
     whole = {topic: {int(p): end for p, end in ends.items()} for topic, ends in offsets.items()}
-    return Receipt(**{**document, "offsets": whole or None})
+    return Receipt(**{**_known(Receipt, document), "offsets": whole or None})
+
+
+def _known(kind: type, document: dict[str, Any]) -> dict[str, Any]:
+    """A driver of a newer version may say more."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in document.items() if name in names}

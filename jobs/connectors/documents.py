@@ -36,9 +36,10 @@ class Documents:
     def read(self, name: str) -> dict[str, Any] | None:
         """A document; none if it is not there, or if a power cut left its name without its content."""
         try:
-            return dict(json.loads(self._store.get(name).bytes().to_bytes()))
+            document = json.loads(self._store.get(name).bytes().to_bytes())
         except (FileNotFoundError, ValueError):
             return None
+        return document if isinstance(document, dict) else None
 
     def exists(self, name: str) -> bool:
         """Whether there is such a document."""

@@ -13,10 +13,15 @@ from enum import StrEnum
 import psutil
 
 BEAT_SECONDS = 2.0
-# A holder that has not shown itself for so long is dead.
-STALE_SECONDS = 10.0
+# A holder that has not shown itself for so long is taken for dead, if it does not show itself while one looks on. With
+# that, and a look every second, a death is noticed within ten seconds of the last heartbeat.
+STALE_SECONDS = 6.5
+LOOK_ON_SECONDS = 2.5
+DEAD_SECONDS = 10.0
 # From the lease that Airflow takes to the driver's first own beat: a JVM and a Python start on a busy machine.
 LAUNCH_SECONDS = 300.0
+# From then to its first query.
+START_SECONDS = 600.0
 # A driver that lived this long was well: its failure begins a new series.
 WELL_SECONDS = 600.0
 # How long a driver that is asked to stop may take for the micro-batch under way.
@@ -38,11 +43,13 @@ class Owner:
     host: str
     pid: int
     started_seconds: float
+    pid_namespace: int = 0
 
     @classmethod
     def of(cls, pid: int) -> "Owner":
         """A process of this machine."""
-        return cls(host=socket.gethostname(), pid=pid, started_seconds=_started_seconds(psutil.Process(pid)))
+        started = _started_seconds(psutil.Process(pid))
+        return cls(host=socket.gethostname(), pid=pid, started_seconds=started, pid_namespace=_pid_namespace())
 
     @classmethod
     def this_process(cls) -> "Owner":
@@ -50,8 +57,8 @@ class Owner:
         return cls.of(os.getpid())
 
     def is_gone(self) -> bool:
-        """True if it is known to be dead: only a process of this machine can be."""
-        if self.host != socket.gethostname():
+        """True if it is known to be dead: only a process of this machine, as this process sees it, can be."""
+        if (self.host, self.pid_namespace) != (socket.gethostname(), _pid_namespace()):
             return False
         try:
             process = psutil.Process(self.pid)
@@ -63,6 +70,14 @@ class Owner:
 
 def _started_seconds(process: psutil.Process) -> float:
     return float(process.create_time() - psutil.boot_time())
+
+
+def _pid_namespace() -> int:
+    """Containers may share a host name and not see each other's processes."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 class Phase(StrEnum):
@@ -114,14 +129,9 @@ class Stop:
     drain: bool = False
 
     @property
-    def stops_at(self) -> float:
-        """When it is to end after the micro-batch under way."""
-        return self.time + (self.seconds if self.drain else 0.0)
-
-    @property
-    def ends_hard_at(self) -> float:
-        """When patience is over."""
-        return self.time + self.seconds + (STOP_SECONDS if self.drain else 0.0)
+    def patience_seconds(self) -> float:
+        """How long after it has seen this the driver may still be there."""
+        return self.seconds + (STOP_SECONDS if self.drain else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +147,12 @@ class Receipt:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """All that is known of one epoch; ``owner`` is the process that took the lease, if it is the driver itself."""
+    """All that is known of one epoch; ``owner`` is the process that took the lease: the driver, or who launches it."""
 
     number: int
     taken: float
     owner: Owner | None = None
+    launched: bool = False
     beat: Beat | None = None
     stop: Stop | None = None
     receipt: Receipt | None = None
@@ -156,7 +167,7 @@ class Epoch:
         """What it says of itself, or what the lease alone tells."""
         if self.beat:
             return self.beat.phase
-        return Phase.STARTING if self.owner else Phase.LAUNCHED
+        return Phase.LAUNCHED if self.launched else Phase.STARTING
 
     @property
     def is_launch(self) -> bool:
@@ -166,7 +177,7 @@ class Epoch:
     @property
     def last_sign(self) -> float:
         """When somebody last showed that it lives."""
-        return max(self.taken, self.beat.time) if self.beat else self.taken
+        return self.beat.time if self.beat else self.taken
 
     @property
     def lag(self) -> int | None:
@@ -193,10 +204,13 @@ class Health(StrEnum):
 
 
 def health(epoch: Epoch, now: float, *, gone: bool = False) -> Health:
-    """How an epoch does; ``gone`` says that its process is known to have ended."""
+    """How an epoch does; ``gone`` says that its process is known to have ended.
+
+    A last sign from the future is as old as one from the past: clocks differ, and are set anew.
+    """
     if epoch.receipt:
         return Health.STOPPED if epoch.receipt.clean else Health.FAILED
-    if gone or now - epoch.last_sign > (LAUNCH_SECONDS if epoch.is_launch else STALE_SECONDS):
+    if gone or abs(now - epoch.last_sign) > (LAUNCH_SECONDS if epoch.is_launch else STALE_SECONDS):
         return Health.DEAD
     if epoch.stop or epoch.phase is Phase.STOPPING:
         return Health.STOPPING
@@ -262,5 +276,6 @@ def next_step(history: Sequence[Epoch], now: float, *, job: str, gone: bool = Fa
         return Attach(newest.number)
     failed = failures(history)
     ended = newest.receipt.time if newest.receipt else newest.last_sign
-    until = ended + backoff_seconds(failed, f"{job} {newest.number}")
-    return Wait(until, failed) if failed and until > now else Launch()
+    wait = backoff_seconds(failed, f"{job} {newest.number}")
+    # An end in the future is one by another clock.
+    return Wait(ended + wait, failed) if ended <= now < ended + wait else Launch()

@@ -5,6 +5,7 @@ Airflow decides whether a stream is wanted (its DAG is paused or not), the contr
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 from rich.table import Table
 
 from jobs.connectors.airflow_api import AirflowApi
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import STOP_SECONDS, Health, Stop, failures
-from jobs.connectors.incidents import Incidents
+from jobs.connectors.control import Control, death_of
+from jobs.connectors.epochs import STOP_SECONDS, Epoch, Health, Stop, Wait, failures
+from jobs.connectors.incidents import Incidents, crash_loop, stalled
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
 from jobs.refusal import Refusal
@@ -47,8 +48,15 @@ class StreamState:
     log: str | None
 
     @property
+    def lives(self) -> bool:
+        """Whether a driver holds its lease."""
+        return self.state in {health.value for health in Health if health.alive}
+
+    @property
     def is_well(self) -> bool:
-        """Whether it runs or is not wanted."""
+        """Whether nothing is wrong: it runs, or is not wanted."""
+        if self.wanted is None:
+            return self.state not in (Health.FAILED, Health.DEAD, Health.STALLED)
         return self.state in (Health.RUNNING, Health.STARTING) or not self.wanted
 
 
@@ -62,7 +70,7 @@ class Fleet:
 
     def status(self, jobs: Iterable[str] = STREAMS) -> list[StreamState]:
         """How each job does."""
-        dags = self.api.dags() if self.api else {}
+        dags = self.api.dags(dag_id_of("%")) if self.api else {}
         return [self._state(job, dags.get(dag_id_of(job))) for job in jobs]
 
     def stop(self, jobs: Sequence[str], *, by: str, drain: bool = False, seconds: float | None = None) -> None:
@@ -80,30 +88,34 @@ class Fleet:
                 self.api.end_runs(dag_id_of(job), "success", f"stopped by {by}")
             if job not in asked:
                 self.report(f"{job}: no driver runs")
+            for key in (crash_loop(job), stalled(job)):
+                Incidents.of(self.lake_root).close(key, f"switched off by {by}")
 
     def start(self, jobs: Sequence[str], *, by: str) -> None:
         """Unpause the DAGs; a job that waits after failures is started at once."""
         api = self._airflow("start")
-        before = {job: self._control(job).newest() for job in jobs}
+        before = {job: self._forgive(job, by) for job in jobs}
         for job in jobs:
-            self._forgive(job, by)
             api.unpause(dag_id_of(job))
         for job in jobs:
             self._await_start(job, before[job])
 
     def restart(self, jobs: Sequence[str], *, by: str, seconds: float | None = None) -> None:
-        """Let the drivers end after their micro-batch, and others begin where they ended."""
+        """Let the drivers end after their micro-batch, and others begin where they ended; what is off stays off."""
         api = self._airflow("restart")
+        off = [state.job for state in self.status(jobs) if not state.wanted and not state.lives]
+        for job in off:
+            self.report(f"{job}: is off, and stays off")
+        jobs = [job for job in jobs if job not in off]
         patience = seconds or STOP_SECONDS
         asked = self._ask(jobs, Stop(time=time.time(), by=by, seconds=patience))
         for job, epoch in asked.items():
             self._await_end(job, epoch, patience + _MARGIN_SECONDS)
+        before = {job: self._forgive(job, by) for job in jobs}
         for job in jobs:
-            before = self._control(job).newest()
-            if job not in asked:
-                self._forgive(job, by)
             api.unpause(dag_id_of(job))
-            self._await_start(job, before)
+        for job in jobs:
+            self._await_start(job, before[job])
 
     def _control(self, job: str) -> Control:
         return Control.of(self.lake_root, job)
@@ -154,12 +166,15 @@ class Fleet:
             raise Refusal(f"{job}: epoch {newest} is {health}: {epoch.receipt.cause if epoch.receipt else 'it died'}")
         self.report(f"{job}: epoch {newest} is {health}")
 
-    def _forgive(self, job: str, by: str) -> None:
+    def _forgive(self, job: str, by: str) -> int:
+        """Let it start at once, whatever failed so far; the newest epoch, before which nothing is waited for."""
         control = self._control(job)
-        control.settle()
-        if failures(control.history()):
-            control.forgive(by)
-            self.report(f"{job}: its failures are forgotten")
+        if isinstance(control.next_step(), Wait):
+            # Refused if it was started meanwhile: then there is nothing to wait for any more.
+            with suppress(Refusal):
+                control.forgive(by)
+                self.report(f"{job}: its failures are forgotten")
+        return control.newest()
 
     def _state(self, job: str, dag: dict[str, Any] | None) -> StreamState:
         control = self._control(job)
@@ -180,23 +195,26 @@ class Fleet:
             beat_seconds=time.time() - epoch.last_sign if health.alive else None,
             batch=max(batches, default=None),
             rows_per_second=sum(query.rows_per_second for query in beat.queries) if beat and health.alive else None,
-            lag=epoch.lag,
+            lag=epoch.lag if health.alive else None,
             failures=failures(history),
-            cause=_cause(job, epoch.receipt.cause if epoch.receipt else "", health, wanted),
+            cause=_cause(epoch, job, health, wanted),
             ui=beat.ui if beat and health.alive else None,
             log=_log(beat),
         )
 
-    def incidents(self) -> list[str]:
-        """The open incidents of streams, a sentence each."""
-        return [incident.text for incident in Incidents.of(self.lake_root).all() if not incident.closed]
+    def incidents(self, jobs: Iterable[str] = STREAMS) -> list[str]:
+        """The open incidents of jobs, a sentence each."""
+        prefixes = [f"stream.{job}." for job in jobs]
+        return [incident.text for incident in Incidents.of(self.lake_root).still_open(*prefixes)]
 
 
-def _cause(job: str, ended: str, health: Health, wanted: bool | None) -> str:
+def _cause(epoch: Epoch, job: str, health: Health, wanted: bool | None) -> str:
     """Why it is as it is, and what the operator may not expect."""
+    if health is Health.DEAD:
+        return death_of(epoch)
     if health.alive and wanted is False:
         return f"its DAG is paused: the driver goes on, nobody would restart it; to end it: tideline streams stop {job}"
-    return ended
+    return epoch.receipt.cause if epoch.receipt else ""
 
 
 def _log(beat: Any) -> str | None:

@@ -13,6 +13,19 @@ from pathlib import Path
 from jobs.connectors.documents import Documents
 from jobs.pipelines.spec import INCIDENTS
 
+# News of an open incident is kept once an hour: one that repeats every few minutes needs no line for each time.
+_NEWS_SECONDS = 3600.0
+
+
+def crash_loop(job: str) -> str:
+    """The key of a stream that fails again and again."""
+    return f"stream.{job}.crash-loop"
+
+
+def stalled(job: str) -> str:
+    """The key of a stream that lives and makes no step."""
+    return f"stream.{job}.stalled"
+
 
 class Happening(StrEnum):
     """What a document says."""
@@ -47,17 +60,23 @@ class Incidents:
 
     def open(self, key: str, text: str) -> bool:
         """Open an incident, or say something new about one that is open; whether it was opened now."""
-        last = self._last(key)
+        names = self._names(key)
+        last = self._last(key, names)
         if last is None or last.closed:
-            return self._add(key, Happening.OPENED, text)
-        if last.text != text:
-            self._add(key, Happening.UPDATED, text)
+            return self._add(key, names, Happening.OPENED, text)
+        if last.text != text and time.time() - last.updated > _NEWS_SECONDS:
+            self._add(key, names, Happening.UPDATED, text)
         return False
 
     def close(self, key: str, text: str) -> bool:
         """Close an incident; whether it was open."""
-        last = self._last(key)
-        return last is not None and not last.closed and self._add(key, Happening.CLOSED, text)
+        names = self._names(key)
+        last = self._last(key, names)
+        return last is not None and not last.closed and self._add(key, names, Happening.CLOSED, text)
+
+    def still_open(self, *prefixes: str) -> list[Incident]:
+        """Those that are not over and whose key begins so."""
+        return [found for found in self.all() if not found.closed and found.key.startswith(prefixes)]
 
     def all(self) -> list[Incident]:
         """Every incident, the one with the newest word first."""
@@ -65,8 +84,10 @@ class Incidents:
         found = [incident for key, names in by_key for incident in self._fold(key, names)]
         return sorted(found, key=lambda incident: -incident.updated)
 
-    def _last(self, key: str) -> Incident | None:
-        names = [name for name in self._documents.names() if _key(name) == key]
+    def _names(self, key: str) -> list[str]:
+        return [name for name in self._documents.names() if _key(name) == key]
+
+    def _last(self, key: str, names: list[str]) -> Incident | None:
         return next(iter(reversed(self._fold(key, names))), None)
 
     def _fold(self, key: str, names: Iterable[str]) -> list[Incident]:
@@ -75,19 +96,19 @@ class Incidents:
             said = self._documents.read(name)
             if said is None:
                 continue
+            closed = said["happening"] == Happening.CLOSED
             if said["happening"] == Happening.OPENED or not incidents:
                 incidents.append(
-                    Incident(key=key, opened=said["time"], updated=said["time"], text=said["text"], closed=False)
+                    Incident(key=key, opened=said["time"], updated=said["time"], text=said["text"], closed=closed)
                 )
             else:
-                closed = said["happening"] == Happening.CLOSED
                 changes = {"updated": said["time"], "text": said["text"], "closed": closed}
                 incidents[-1] = Incident(**{**asdict(incidents[-1]), **changes})
         return incidents
 
-    def _add(self, key: str, happening: Happening, text: str) -> bool:
-        """Of several that say the next word at once one is heard."""
-        number = sum(_key(name) == key for name in self._documents.names()) + 1
+    def _add(self, key: str, names: list[str], happening: Happening, text: str) -> bool:
+        """The next word after those that were seen: of several that say one at once, one is heard."""
+        number = max((int(name.rpartition("-")[2]) for name in names), default=0) + 1
         document = {"happening": happening, "time": time.time(), "text": text}
         return self._documents.create(f"{key}-{number:06d}", document)
 

@@ -226,8 +226,14 @@ def require(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicS
 
 
 def latest(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict[int, int]]:
-    """Where each partition of the topics ends now."""
-    return {name: state.latest for name, state in states(client, topics).items()}
+    """Where each partition of the topics ends now, for a reader of committed records."""
+    partitions = [
+        TopicPartition(name, partition["partition_index"])
+        for name, topic in _existing(client, topics).items()
+        for partition in topic["partitions"]
+    ]
+    ends = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST), isolation_level="read_committed")
+    return {name: {at.partition: ends[at].offset for at in partitions if at.topic == name} for name in topics}
 
 
 def topic_ids(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, str]:

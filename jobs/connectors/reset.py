@@ -23,6 +23,7 @@ from rich.text import Text
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Control, Lease
 from jobs.connectors.epochs import Receipt
+from jobs.connectors.incidents import Incidents
 from jobs.connectors.kafka import TopicState, require
 from jobs.connectors.tables import Note, Ranges, TableWriter, last_note, rows_by_partition
 from jobs.failpoints import FailPoint, reach
@@ -30,6 +31,7 @@ from jobs.pipelines import INGEST, PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.spec import BATCHES_SLICE, Source, checkpoint_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.times import iso
 
 Offsets = Mapping[int, int]
 
@@ -54,6 +56,11 @@ def target(name: str) -> To:
         raise Refusal(f"--to {name!r}: choose one of {', '.join(To)}") from error
 
 
+def lost(source: str) -> str:
+    """The key of the incident that `ingest` passed over records."""
+    return f"stream.{INGEST}.lost.{source}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What is asked for; ``sources`` choose among those of `ingest`, none means all."""
@@ -73,17 +80,20 @@ class Request:
             raise Refusal(f"there is no source {', '.join(unknown)}: choose among {', '.join(SOURCES)}")
         if (self.to is To.TIMESTAMP) != (self.timestamp_ms is not None):
             raise Refusal("a time goes with --to timestamp, and with that only: --timestamp 2026-01-31T12:00:00Z")
+        # To Kafka such numbers are no times.
+        if self.timestamp_ms is not None and self.timestamp_ms < 0:
+            raise Refusal(f"--timestamp {iso(self.timestamp_ms)} is before 1970: choose --to earliest")
 
     @property
     def words(self) -> str:
         """Where to, with the time if there is one."""
-        return self.to.value if self.timestamp_ms is None else f"timestamp {_iso(self.timestamp_ms)}"
+        return self.to.value if self.timestamp_ms is None else f"timestamp {iso(self.timestamp_ms)}"
 
     @property
     def command(self) -> str:
         """What to type to ask for the same."""
         words = ["tideline", "reset", self.job, "--to", self.to.value]
-        words += ["--timestamp", _iso(self.timestamp_ms)] if self.timestamp_ms is not None else []
+        words += ["--timestamp", iso(self.timestamp_ms)] if self.timestamp_ms is not None else []
         return shlex.join([*words, *(word for name in self.sources for word in ("--source", name))])
 
 
@@ -142,6 +152,15 @@ class QueryReset:
         lost = f"; {passed:,} offsets are booked as lost" if passed and not query.clears else ""
         aside = f"; {query.folder} ({self.checkpoint}) moves to {ASIDE}" if self.checkpoint else ""
         return f"{query.source.name}: {rows}{lost}{aside}"
+
+    def loss(self, words: str) -> str | None:
+        """What is booked as lost by the reset of these words: a sentence that names every range, or nothing."""
+        source, gaps = self.query.source.name, [move for move in self.moves if self._booked(move)]
+        ranges = ", ".join(
+            f"partition {move.partition} [{move.start - move.passed_over}, {move.start})" for move in gaps
+        )
+        count = f"{sum(move.passed_over for move in gaps):,} records at most"
+        return f"{source}: the reset to {words} booked {count} as lost: {ranges}" if gaps else None
 
     def note(self, epoch: int) -> Note:
         """What the commit says. The ranges of `ingest` stay gapless: between its table and the begin nothing comes."""
@@ -206,10 +225,8 @@ class ResetPlan:
 
 def plan(settings: Settings, client: KafkaAdminClient, request: Request) -> ResetPlan:
     """What the reset would do now; nothing is touched."""
-    queries = list(_queries(request))
-    topics = require(client, [query.source.name for query in queries])
-    resets = (_reset_of(settings.lake_root, client, request, query, topics[query.source.name]) for query in queries)
-    return ResetPlan(request=request, queries=tuple(resets))
+    notes = {query.table: last_note(settings.lake_root / query.table) for query in _queries(request)}
+    return _plan(settings, client, request, notes)
 
 
 def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> ResetPlan:
@@ -217,13 +234,12 @@ def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> Res
     plan(settings, client, request)
     lease = Lease.acquire(Control.of(settings.lake_root, request.job), env={})
     try:
-        # Another driver may have moved on between the plan and the lease.
-        planned = plan(settings, client, request)
-        for query in planned.queries:
-            lease.check()
-            _apply(settings.lake_root, query, lease.epoch)
+        planned = _apply(settings, client, request, lease)
     except BaseException as error:
-        lease.release(Receipt(time=time.time(), clean=False, cause=f"the reset to {request.words} failed: {error}"))
+        changed = _is_changed(settings.lake_root, request, lease.epoch)
+        end = "failed halfway, do it again" if changed else "changed nothing"
+        cause = f"the reset to {request.words} {end}: {str(error) or type(error).__name__}"
+        lease.release(Receipt(time=time.time(), clean=not changed, cause=cause))
         raise
     starts = {
         query.query.source.name: {move.partition: move.start for move in query.moves} for query in planned.queries
@@ -232,16 +248,56 @@ def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> Res
     return planned
 
 
-def _apply(lake_root: Path, reset: QueryReset, epoch: int) -> None:
-    query = reset.query
-    writer = TableWriter.open(lake_root / query.table, None, query.partition)
-    writer.reset(reset.note(epoch), clear=query.clears)
-    reach(FailPoint.RESET_COMMITTED, 0)
-    folder = lake_root / query.folder
+def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease: Lease) -> ResetPlan:
+    """The writers are opened first: if one who slept through the change of the lease commits later, the reset fails."""
+    lake_root = settings.lake_root
+    writers = {
+        query.table: TableWriter.open(lake_root / query.table, None, query.partition) for query in _queries(request)
+    }
+    planned = _plan(settings, client, request, {table: writer.note for table, writer in writers.items()})
+    for reset in planned.queries:
+        lease.check()
+        writers[reset.query.table].reset(reset.note(lease.epoch), clear=reset.query.clears)
+        if loss := reset.loss(request.words):
+            _tell(lake_root, reset.query.source, loss)
+        reach(FailPoint.RESET_COMMITTED, 0)
+        lease.check()
+        _put_aside(lake_root, reset.query.folder)
+    return planned
+
+
+def _tell(lake_root: Path, source: Source, loss: str) -> None:
+    """An incident that is over at once: whoever resets has acknowledged it."""
+    incidents = Incidents.of(lake_root)
+    incidents.open(lost(source.name), loss)
+    incidents.close(lost(source.name), loss)
+
+
+def _put_aside(lake_root: Path, checkpoint: str) -> None:
+    folder = lake_root / checkpoint
     if folder.exists():
-        aside = lake_root / ASIDE / f"{query.folder.removeprefix('checkpoints/').replace('/', '-')}-{_stamp()}"
+        aside = lake_root / ASIDE / f"{checkpoint.removeprefix('checkpoints/').replace('/', '-')}-{_stamp()}"
         aside.parent.mkdir(parents=True, exist_ok=True)
         folder.rename(aside)
+
+
+def _is_changed(lake_root: Path, request: Request, epoch: int) -> bool:
+    """Whether a commit of this reset is in a table; before that no checkpoint is moved."""
+    notes = [last_note(lake_root / query.table) for query in _queries(request)]
+    return any(note is not None and note.is_reset and note.epoch == epoch for note in notes)
+
+
+def _plan(
+    settings: Settings, client: KafkaAdminClient, request: Request, notes: Mapping[str, Note | None]
+) -> ResetPlan:
+    """From what the tables say: a writer's own note is the one that its next commit follows."""
+    queries = list(_queries(request))
+    topics = require(client, [query.source.name for query in queries])
+    resets = (
+        _reset_of(settings.lake_root, client, request, query, topics[query.source.name], notes[query.table])
+        for query in queries
+    )
+    return ResetPlan(request=request, queries=tuple(resets))
 
 
 def _queries(request: Request) -> Iterator[Query]:
@@ -267,9 +323,9 @@ def _queries(request: Request) -> Iterator[Query]:
 
 
 def _reset_of(
-    lake_root: Path, client: KafkaAdminClient, request: Request, query: Query, topic: TopicState
+    lake_root: Path, client: KafkaAdminClient, request: Request, query: Query, topic: TopicState, note: Note | None
 ) -> QueryReset:
-    note, checkpoint = last_note(lake_root / query.table), Checkpoint(lake_root / query.folder)
+    checkpoint = Checkpoint(lake_root / query.folder)
     landed = _landed(note, query.source, topic)
     starts = _starts(lake_root, client, request, query.source, topic)
     if not query.clears:
@@ -355,10 +411,6 @@ def _rows(table: Path) -> int:
         return 0
     rows = rows_by_partition(DeltaTable(table))
     return rows.total() - rows[BATCHES_SLICE]
-
-
-def _iso(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _stamp() -> str:

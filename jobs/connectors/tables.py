@@ -125,13 +125,16 @@ def _last_note(table: DeltaTable) -> Note | None:
 
 
 class TableWriter:
-    """The one writer of a table, for as long as it holds the job's lease."""
+    """The one writer of a table, for as long as it holds the job's lease.
+
+    Its ``note`` is the newest of the version on which alone its next commit succeeds.
+    """
 
     def __init__(self, path: Path, table: DeltaTable) -> None:
         """Use `open`."""
         self.path = path
         self._table = table
-        self._note = _last_note(table)
+        self.note = _last_note(table)
         self._schema = table.schema()
         # For a table that is empty: the first commit brings its columns.
         self._adapts = False
@@ -152,15 +155,19 @@ class TableWriter:
 
     def _take(self, schema: pa.Schema) -> None:
         """Write these columns from now on: a table without rows adapts."""
-        wanted, names = Schema.from_arrow(schema), [field.name for field in self._schema.fields]
+        wanted = Schema.from_arrow(schema)
         if not files_with_sizes(self._table):
             self._adapts = wanted != self._schema
             self._schema = wanted
-        elif names != schema.names:
+            return
+        old, new = _types(self._schema), _types(wanted)
+        if list(old.items()) != list(new.items()):
+            changed = [name for name in old if name in new and old[name] != new[name]]
+            types = "".join(f"; {name} was {old[name]}, is {new[name]}" for name in changed)
             raise Refusal(
-                f"{self.path} has the columns {names}, the job writes {schema.names}: the definition has changed; take "
-                f"the change back (rows of `events` are never cleared), or clear a pipeline's live rows with "
-                f"{reset_command('JOB')}"
+                f"{self.path} has the columns {list(old)}, the job writes {list(new)}{types}: the definition has "
+                f"changed; take the change back (rows of `events` are never cleared), or clear a pipeline's live rows "
+                f"with {reset_command('JOB')}"
             )
 
     @property
@@ -208,7 +215,7 @@ class TableWriter:
             )
         except CommitFailedError as error:
             raise OvertakenError(f"another writer has committed to {self.path}: this driver ends") from error
-        self._note = note
+        self.note = note
         self._see_own_commit()
 
     def _see_own_commit(self) -> None:
@@ -234,13 +241,20 @@ class TableWriter:
     def tend(self) -> None:
         """Now and then: merge small files, and delete what no reader can need any more."""
         version = self._table.version()
-        if self._note is None or version % COMPACT_EVERY_COMMITS:
+        if self.note is None or version % COMPACT_EVERY_COMMITS:
             return
-        self._merge_small_files(self._note)
+        self._merge_small_files(self.note)
         if version % VACUUM_EVERY_COMMITS == 0:
-            # By the library's list, not by its own hand: it would put entries into the log, over a successor's.
-            for file in self._table.vacuum(dry_run=True):
-                (self.path / file).unlink(missing_ok=True)
+            self._delete_what_no_reader_needs()
+
+    def _delete_what_no_reader_needs(self) -> None:
+        # By the library's list, not by its own hand: it would put entries into the log, over a successor's.
+        files = self._table.vacuum(dry_run=True)
+        # Looked up beside this writer's own version: that one fences its next commit.
+        if DeltaTable(self.path).version() != self._table.version():
+            raise OvertakenError(f"another writer has committed to {self.path}: this driver deletes nothing")
+        for file in files:
+            (self.path / file).unlink(missing_ok=True)
 
     def _merge_small_files(self, note: Note) -> None:
         """By a commit that is fenced as any other.
@@ -283,6 +297,18 @@ def files_with_sizes(table: DeltaTable) -> dict[str, int]:
     if not actions.num_rows:
         return {}
     return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def _types(schema: Schema) -> dict[str, Any]:
+    """The columns' types, in Delta's words; whether they may be null is left out."""
+    return {field["name"]: _bare(field["type"]) for field in json.loads(schema.to_json())["fields"]}
+
+
+def _bare(words: Any) -> Any:
+    if isinstance(words, dict):
+        left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
+        return {name: _bare(word) for name, word in words.items() if name not in left_out}
+    return [_bare(word) for word in words] if isinstance(words, list) else words
 
 
 def rows_by_partition(table: DeltaTable) -> Counter[str]:

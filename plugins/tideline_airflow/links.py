@@ -1,5 +1,6 @@
-"""Where a task of Tideline leads to: buttons on its page in the Airflow UI."""
+"""Where a task of Tideline leads to: buttons on its page in the Airflow UI, and the logs behind one of them."""
 
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperatorLink, conf
@@ -30,3 +31,8 @@ class SparkUiLink(StreamLink):
 
     name = "Spark UI"
     page = "/spark"
+
+
+def driver_logs(job: str) -> Path:
+    """Where the logs of a job's drivers are, on the machine where its tasks run."""
+    return Path(conf.get("logging", "base_log_folder")) / "drivers" / job

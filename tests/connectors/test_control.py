@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from multiprocessing.synchronize import Barrier
@@ -21,6 +21,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from jobs.connectors import control as module
+from jobs.connectors import epochs
 from jobs.connectors.control import (
     EPOCH_VARIABLE,
     KEPT_EPOCHS,
@@ -33,9 +34,9 @@ from jobs.connectors.control import (
 )
 from jobs.connectors.documents import Documents
 from jobs.connectors.epochs import (
+    DEAD_SECONDS,
     LAUNCH_SECONDS,
     STALE_SECONDS,
-    STOP_SECONDS,
     Attach,
     Beat,
     Epoch,
@@ -76,6 +77,13 @@ def shared(tmp_path: Path) -> Control:
     return Control.of(tmp_path, JOB)
 
 
+@pytest.fixture(autouse=True)
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long enough for one that beats every hundredth of a second."""
+    monkeypatch.setattr(module, "LOOK_ON_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
@@ -112,14 +120,32 @@ def elsewhere() -> Owner:
     return Owner(host="another-host", pid=1, started_seconds=0.0)
 
 
-def write_lease(control: Control, epoch: int, owner: Owner | None, *, age: float = 0.0) -> None:
-    taken = {"owner": asdict(owner) if owner else None, "time": time.time() - age}
+def write_lease(control: Control, epoch: int, owner: Owner, *, age: float = 0.0, launched: bool = False) -> None:
+    taken = {"owner": asdict(owner), "time": time.time() - age, "launched": launched}
     control.documents.replace(f"lease-{epoch:010d}", taken)
 
 
 def write_beat(control: Control, epoch: int, *, age: float, owner: Owner | None = None, **known: Any) -> None:
     known = {"phase": Phase.RUNNING, **known}
     control.beat(epoch, Beat(time=time.time() - age, owner=owner or elsewhere(), **known))
+
+
+@contextmanager
+def repeated(action: Callable[[], object], every_seconds: float = 0.01) -> Iterator[None]:
+    """The same over and over, beside what the block does."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(every_seconds):
+            action()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def newest_health(control: Control) -> Health:
@@ -193,6 +219,29 @@ def test_one_that_was_declared_dead_holds_no_more(control: Control, quick: None)
     assert (receipt.clean, receipt.cause) == (False, "declared dead")
 
 
+def test_the_heartbeat_sees_that_a_lease_is_lost_for_good(control: Control, quick: None) -> None:
+    lease = Lease.acquire(control, {})
+    assert not lease.is_lost
+    write_lease(control, 2, elsewhere())
+    wait_until(lambda: lease.is_lost, "the look for a newer epoch", 10)
+    control.documents.delete("lease-0000000002")
+    assert not control.is_over(1)
+    assert lease.is_lost
+    with pytest.raises(LeaseLostError):
+        lease.check()
+    lease.release(ended())
+
+
+def test_the_look_before_a_commit_waits_for_no_heartbeat(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_SECONDS", 600)
+    lease = Lease.acquire(control, {})
+    control.end(1, ended("declared dead", clean=False))
+    with pytest.raises(LeaseLostError):
+        lease.check()
+    assert not lease.is_lost
+    lease.release(ended())
+
+
 def test_an_overtaken_holder_beats_no_more_and_its_successor_stays(
     control: Control, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +249,7 @@ def test_an_overtaken_holder_beats_no_more_and_its_successor_stays(
     many_beats = threading.Event()
     lease = acquire(control, many_beats)
     write_lease(control, 2, elsewhere())
-    wait_until(lambda: lease._lost_at is not None, "the look for a newer epoch", 10)
+    wait_until(lambda: lease.is_lost, "the look for a newer epoch", 10)
     before = control.epoch(1).beat
     assert many_beats.wait(10)
     lease.release(ended())
@@ -228,16 +277,14 @@ def test_an_overtaken_holder_stays_so_after_its_successors_were_pruned(control: 
         (STALE_SECONDS + 5, None, False),
         (1000, 1, True),
         (1000, STALE_SECONDS + 5, False),
-        (0, 1000, True),
-        (-3600, None, True),
+        (-3600, None, False),
     ],
     ids=[
         "just taken, no beat yet",
         "taken long ago, never beaten",
         "beats",
         "beats no more",
-        "just taken, the clocks differ",
-        "a clock that runs ahead",
+        "taken by a clock that was wrong, never beaten",
     ],
 )
 def test_a_holder_on_another_machine_is_judged_by_its_signs(
@@ -248,12 +295,90 @@ def test_a_holder_on_another_machine_is_judged_by_its_signs(
         write_beat(control, 3, age=beat_age)
     write_beat(control, 2, age=0)  # The one before it does not count.
     if is_held:
-        with pytest.raises(Refusal, match=f"wait {STALE_SECONDS:.0f} s after it has died"):
+        with pytest.raises(Refusal, match=f"wait {DEAD_SECONDS:.0f} s after it has died"):
             Lease.acquire(control, {})
         assert control.newest() == 3
     else:
         with held(control) as lease:
             assert lease.epoch == 4
+
+
+# How old the lease, its last heartbeat and those that follow are, by the clock of the one who looks.
+CLOCKS: dict[str, tuple[float, float, float]] = {
+    "paused for a while": (7200, 60, 0),
+    "set forward": (3660, 3600, 0),
+    "set back": (-3540, -3600, 0),
+    "the driver's is behind": (3660, 3600, 3600),
+    "the driver's is ahead": (-3540, -3600, -3600),
+    "the driver's is behind its launcher's": (60, 3600, 3600),
+    "the driver's is ahead of its launcher's": (60, -3600, -3600),
+}
+
+
+@pytest.mark.parametrize(("taken", "last", "following"), CLOCKS.values(), ids=CLOCKS)
+def test_whatever_the_clocks_say_one_that_beats_holds_the_lease(
+    taken: float, last: float, following: float, control: Control
+) -> None:
+    write_lease(control, 1, elsewhere(), age=taken)
+    write_beat(control, 1, age=last)
+    with repeated(lambda: write_beat(control, 1, age=following)):
+        assert newest_health(control) is Health.RUNNING
+        assert control.next_step() == Attach(1)
+        with pytest.raises(Refusal, match="process 1 on another-host holds epoch 1"):
+            control.reserve(elsewhere())
+    assert control.epoch(1).receipt is None
+    assert control.newest() == 1
+
+
+@pytest.mark.parametrize(("taken", "last", "_following"), CLOCKS.values(), ids=CLOCKS)
+def test_whatever_the_clocks_say_one_that_beats_no_more_is_dead(
+    taken: float, last: float, _following: float, control: Control
+) -> None:
+    write_lease(control, 1, elsewhere(), age=taken)
+    write_beat(control, 1, age=last)
+    began = time.monotonic()
+    assert newest_health(control) is Health.DEAD
+    assert time.monotonic() - began > module.LOOK_ON_SECONDS
+    step = control.next_step()
+    assert isinstance(step, Wait)
+    assert step.failures == 1
+    assert control.reserve(elsewhere()) == 2
+
+
+@pytest.mark.parametrize(("idle", "state"), [(0, Health.RUNNING), (59, Health.RUNNING), (61, Health.STALLED)])
+@pytest.mark.parametrize("age", [3600, -3600])
+def test_one_with_another_clock_stalls_by_its_own(age: float, idle: float, state: Health, control: Control) -> None:
+    write_lease(control, 1, elsewhere(), age=age)
+
+    def beat() -> None:
+        query = QueryProgress(topic="numbers", stepped=time.time() - age - idle)
+        write_beat(control, 1, age=age, stall_seconds=60, queries=(query,))
+
+    beat()
+    with repeated(beat):
+        assert newest_health(control) is state
+
+
+def test_one_that_says_how_it_ended_while_it_is_looked_at_has_ended(control: Control) -> None:
+    write_lease(control, 1, elsewhere(), age=1000)
+    write_beat(control, 1, age=1000)
+    with repeated(lambda: control.end(1, ended()), 0.1):
+        assert newest_health(control) is Health.STOPPED
+    assert control.next_step() == Launch()
+
+
+def test_one_that_is_gone_or_never_came_is_not_looked_at_for_long(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_ON_SECONDS", 60)
+    me = Owner.this_process()
+    gone = replace(me, started_seconds=me.started_seconds - 60)
+    write_lease(control, 1, gone)
+    write_beat(control, 1, age=0, owner=gone)
+    write_lease(control, 2, elsewhere(), age=1000)
+    began = time.monotonic()
+    assert [control.health(control.epoch(number)) for number in (1, 2)] == [Health.DEAD] * 2
+    assert time.monotonic() - began < 5
 
 
 def test_a_recycled_process_id_holds_nothing(control: Control) -> None:
@@ -313,13 +438,15 @@ def test_a_starter_that_slept_past_the_pruning_is_refused(control: Control, monk
 
 def launched(control: Control) -> dict[str, str]:
     """What the one who starts a driver gives it."""
-    return {EPOCH_VARIABLE: str(control.reserve()), LOG_VARIABLE: "/logs/driver.log"}
+    number = control.reserve(Owner.this_process(), launched=True)
+    return {EPOCH_VARIABLE: str(number), LOG_VARIABLE: "/logs/driver.log"}
 
 
 def test_a_launched_driver_takes_the_epoch_that_was_reserved_for_it(control: Control) -> None:
     env = launched(control)
     assert newest_health(control) is Health.STARTING
-    assert control.epoch(1).holder is None
+    taken = control.epoch(1)
+    assert (taken.launched, taken.phase, taken.holder) == (True, Phase.LAUNCHED, Owner.this_process())
     lease = Lease.acquire(control, env, stall_seconds=7.0)
     beat = control.epoch(1).beat
     assert lease.epoch == control.newest() == 1
@@ -339,19 +466,19 @@ def test_the_environment_is_the_process_s(control: Control, monkeypatch: pytest.
 
 def test_beside_a_launch_under_way_nobody_starts(control: Control) -> None:
     launched(control)
-    with pytest.raises(Refusal, match="already running: a start under way holds epoch 1"):
+    with pytest.raises(Refusal, match=f"already running: process {os.getpid()} on .* holds epoch 1"):
         Lease.acquire(control, {})
-    with pytest.raises(Refusal, match="a start under way"):
-        control.reserve()
+    with pytest.raises(Refusal, match="already running"):
+        control.reserve(elsewhere(), launched=True)
 
 
 def test_a_launch_that_never_came_is_given_up(control: Control) -> None:
-    write_lease(control, 1, None, age=LAUNCH_SECONDS + 1)
-    assert control.reserve() == 2
+    write_lease(control, 1, elsewhere(), age=LAUNCH_SECONDS + 1, launched=True)
+    assert control.reserve(elsewhere()) == 2
     receipt = control.epoch(1).receipt
     assert receipt
     assert receipt.cause == (
-        f"the driver did not start: its process showed nothing for {LAUNCH_SECONDS:.0f} s; "
+        f"the driver did not start: process 1 on another-host showed nothing for {LAUNCH_SECONDS:.0f} s; "
         "the last line of its log: no log is known"
     )
     with pytest.raises(Refusal, match="epoch 1 of stream 'rolling_sum' is over or taken: this start was given up"):
@@ -360,7 +487,7 @@ def test_a_launch_that_never_came_is_given_up(control: Control) -> None:
 
 
 def test_a_launch_whose_process_ended_is_given_up_at_once(control: Control, tmp_path: Path) -> None:
-    control.reserve()
+    launched(control)
     log_file = tmp_path / "driver.log"
     log_file.write_text("starting\nno such topic\n\n")
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -368,11 +495,35 @@ def test_a_launch_whose_process_ended_is_given_up_at_once(control: Control, tmp_
     assert newest_health(control) is Health.STARTING
     process.communicate(b"\n")
     assert newest_health(control) is Health.DEAD
-    assert control.reserve() == 2
+    assert control.reserve(elsewhere()) == 2
     receipt = control.epoch(1).receipt
     assert receipt
     assert receipt.cause.startswith(f"the driver did not start: process {process.pid} on ")
     assert receipt.cause.endswith(" has ended; the last line of its log: no such topic")
+
+
+def test_a_launch_whose_launcher_ended_is_given_up_at_once(control: Control) -> None:
+    """A task that was killed before it had started anything."""
+    launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    control.reserve(Owner.of(launcher.pid), launched=True)
+    assert control.next_step() == Attach(1)
+    launcher.communicate(b"\n")
+    assert newest_health(control) is Health.DEAD
+    assert isinstance(control.next_step(), Wait)
+    receipt = control.epoch(1).receipt
+    assert receipt
+    assert receipt.cause.startswith(f"the driver did not start: process {launcher.pid} on ")
+    assert receipt.cause.endswith(" has ended; the last line of its log: no log is known")
+
+
+def test_the_launcher_may_end_when_the_driver_has_spoken(control: Control) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    number = control.reserve(Owner.of(launcher.pid), launched=True)
+    lease = Lease.acquire(control, {EPOCH_VARIABLE: str(number)})
+    launcher.communicate(b"\n")
+    assert newest_health(control) is Health.STARTING
+    assert control.next_step() == Attach(1)
+    lease.release(ended())
 
 
 def test_an_epoch_is_taken_by_one_driver_only(control: Control) -> None:
@@ -471,6 +622,68 @@ def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     beat = Beat(time=0.0, owner=elsewhere(), phase=Phase.LAUNCHED, log=str(tmp_path / "none.log"))
     told = last_words(Epoch(number=1, taken=0.0, beat=beat))
     assert told == f"{tmp_path / 'none.log'} cannot be read here (No such file or directory)"
+
+
+# -- What another version says --
+
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    "lease": {"time": 1.0, "owner": asdict(elsewhere()), "launched": True},
+    "heartbeat": {
+        "time": 2.0,
+        "owner": asdict(elsewhere()),
+        "phase": "running",
+        "queries": [{"topic": "numbers", "stepped": 3.0, "lag": 4}],
+    },
+    "stop": {"time": 5.0, "by": "an operator", "drain": True},
+    "receipt": {"time": 6.0, "clean": False, "cause": "no memory", "offsets": {"numbers": {"0": 7}}},
+}
+
+
+def told(kind: str, epoch: Epoch) -> object:
+    """What an epoch knows from one kind of its documents."""
+    if kind == "lease":
+        return (epoch.taken, epoch.owner, epoch.launched)
+    return {"heartbeat": epoch.beat, "stop": epoch.stop, "receipt": epoch.receipt}[kind]
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_one_that_says_more_is_understood(kind: str, control: Control, caplog: pytest.LogCaptureFixture) -> None:
+    control.documents.replace(f"{kind}-0000000001", DOCUMENTS[kind])
+    control.documents.replace(f"{kind}-0000000002", saying_more(DOCUMENTS[kind]))
+    understood = told(kind, control.epoch(2))
+    assert understood == told(kind, control.epoch(1)) != told(kind, control.epoch(3))
+    assert caplog.messages == []
+
+
+def saying_more(value: Any, path: tuple[str, ...] = ()) -> Any:
+    """The same with another field in each object, but for tables of topics and partitions."""
+    if isinstance(value, list):
+        return [saying_more(one, path) for one in value]
+    if not isinstance(value, dict):
+        return value
+    more = {} if "offsets" in path else {"mood": "calm"}
+    return {**{name: saying_more(one, (*path, name)) for name, one in value.items()}, **more}
+
+
+UNREADABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "a lease whose owner says something else": ("lease", {"time": 1.0, "owner": {"name": "x"}}),
+    "a lease whose owner is no object": ("lease", {"time": 1.0, "owner": "x"}),
+    "a heartbeat without an owner": ("heartbeat", {"time": 1.0, "phase": "running", "queries": []}),
+    "a heartbeat with another phase": ("heartbeat", {**DOCUMENTS["heartbeat"], "phase": "resting"}),
+    "a heartbeat with other queries": ("heartbeat", {**DOCUMENTS["heartbeat"], "queries": ["numbers"]}),
+    "a stop by nobody": ("stop", {"time": 1.0}),
+    "a receipt without a cause": ("receipt", {"time": 1.0, "clean": True}),
+    "a receipt with other partitions": ("receipt", {**DOCUMENTS["receipt"], "offsets": {"numbers": {"first": 7}}}),
+}
+
+
+@pytest.mark.parametrize(("kind", "document"), UNREADABLE.values(), ids=UNREADABLE)
+def test_one_that_cannot_be_understood_tells_nothing(
+    kind: str, document: dict[str, Any], control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    control.documents.replace(f"{kind}-0000000001", document)
+    assert told(kind, control.epoch(1)) in (told(kind, control.epoch(3)), (1.0, None, False))
+    assert f"{kind}-0000000001 of {JOB} cannot be read" in caplog.messages
 
 
 # -- What follows --
@@ -593,17 +806,14 @@ def test_a_request_to_another_epoch_is_not_obeyed(control: Control, quick: None)
         assert lease.stop is None
 
 
-STOPS = {
-    "asked just now": (Stop(time=0, by="x"), 1.0, False),
-    "almost over": (Stop(time=0, by="x"), STOP_SECONDS - 5, False),
-    "over": (Stop(time=0, by="x"), STOP_SECONDS + 0.1, True),
-    "in a hurry": (Stop(time=0, by="x", seconds=1.0), 1.1, True),
-    "a drain stops first, and then has the time of a stop": (
-        Stop(time=0, by="x", drain=True, seconds=1.0),
-        STOP_SECONDS - 5,
-        False,
-    ),
-    "a drain over": (Stop(time=0, by="x", drain=True, seconds=1.0), STOP_SECONDS + 1.1, True),
+# By which clock it was asked, for how long it may go on, and whether that is over at once.
+STOPS: dict[str, tuple[Stop, float, bool]] = {
+    "asked just now": (Stop(time=0, by="x"), 0, False),
+    "asked long ago, or by a clock that is behind": (Stop(time=0, by="x"), 3600, False),
+    "in a hurry": (Stop(time=0, by="x", seconds=0.2), 0, True),
+    "in a hurry, by a clock that is ahead": (Stop(time=0, by="x", seconds=0.2), -3600, True),
+    "in a hurry, by a clock that is behind": (Stop(time=0, by="x", seconds=0.2), 3600, True),
+    "a drain stops first, and then has the time of a stop": (Stop(time=0, by="x", drain=True, seconds=0.2), 0, False),
 }
 
 
@@ -612,28 +822,91 @@ def test_one_that_does_not_stop_in_time_is_ended(
     stop: Stop, age: float, dies: bool, control: Control, quick: None
 ) -> None:
     died = threading.Event()
-    lease = acquire(control, died)
+    lease, asked = acquire(control, died), time.monotonic()
     control.ask_to_stop(1, replace(stop, time=time.time() - age))
     wait_until(lambda: lease.stop is not None, "the request", 10)
     if dies:
         assert died.wait(10)
-        receipt = control.epoch(1).receipt
-        assert receipt
-        assert not receipt.clean
-        assert receipt.cause.startswith("the micro-batch under way did not end within ")
-        assert receipt.cause.endswith(" s of the stop request by x; it will be run again")
+        assert time.monotonic() - asked >= 0.2
+        cause = hard_end(control)
+        assert cause.startswith("the micro-batch under way did not end within ")
+        assert cause.endswith(" s of the stop request by x; it will be run again")
     else:
-        assert not died.wait(10 * module.BEAT_SECONDS)
+        assert not died.wait(0.5)
         assert control.epoch(1).receipt is None
     lease.release(ended())
 
 
-def acquire(control: Control, died: threading.Event) -> Lease:
+def test_a_drain_that_does_not_stop_in_time_is_ended(
+    control: Control, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochs, "STOP_SECONDS", 0.2)
+    died = threading.Event()
+    lease, asked = acquire(control, died), time.monotonic()
+    control.ask_to_stop(1, Stop(time=time.time(), by="x", drain=True, seconds=0.2))
+    assert died.wait(10)
+    assert time.monotonic() - asked >= 0.4
+    assert "of the stop request by x; it will be run again" in hard_end(control)
+    lease.release(ended())
+
+
+def test_a_later_request_has_a_patience_of_its_own(control: Control, quick: None) -> None:
+    """One that drains for an hour and is then asked to stop may still end its micro-batch."""
+    died = threading.Event()
+    lease, asked = acquire(control, died), time.monotonic()
+    control.ask_to_stop(1, Stop(time=time.time(), by="an operator", drain=True, seconds=3600))
+    wait_until(lambda: lease.stop is not None, "the request", 10)
+    assert not died.wait(0.6)
+    control.ask_to_stop(1, Stop(time=time.time(), by="somebody in a hurry", seconds=0.5))
+    assert died.wait(10)
+    assert time.monotonic() - asked >= 1.1
+    assert "of the stop request by somebody in a hurry" in hard_end(control)
+    lease.release(ended())
+
+
+def acquire(control: Control, died: threading.Event, phase: Phase = Phase.RUNNING) -> Lease:
     """A lease whose hard end is only told."""
     epoch = control.reserve(Owner.this_process())
-    lease = Lease(control, epoch, Beat(time=time.time(), owner=Owner.this_process(), phase=Phase.RUNNING), died.set)
+    lease = Lease(control, epoch, Beat(time=time.time(), owner=Owner.this_process(), phase=phase), died.set)
     lease._beating.start()
     return lease
+
+
+def hard_end(control: Control) -> str:
+    """What the receipt says of one that was ended."""
+    receipt = control.epoch(1).receipt
+    assert receipt
+    assert not receipt.clean
+    return receipt.cause
+
+
+def test_one_that_hangs_while_it_starts_is_ended(
+    control: Control, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "START_SECONDS", 0.3)
+    died = threading.Event()
+    began, lease = time.monotonic(), acquire(control, died, Phase.STARTING)
+    assert died.wait(10)
+    assert time.monotonic() - began >= 0.3
+    assert hard_end(control) == "no query had begun 0 s after the start"
+    lease.release(ended())
+
+
+def test_one_that_hangs_while_it_stops_is_ended(control: Control, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it ran before, and however often it says that it stops."""
+    monkeypatch.setattr(module, "START_SECONDS", 0.1)
+    monkeypatch.setattr(module, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
+    died = threading.Event()
+    lease = acquire(control, died)
+    assert not died.wait(0.6)
+    began = time.monotonic()
+    lease.show(phase=Phase.STOPPING)
+    with repeated(lambda: lease.show(phase=Phase.STOPPING, ui="http://here:4040")):
+        assert died.wait(10)
+    assert time.monotonic() - began >= 0.4
+    assert hard_end(control) == "the driver hung for 0 s while it stopped"
+    lease.release(ended())
 
 
 def test_one_that_was_overtaken_is_ended_after_its_grace(
@@ -642,7 +915,7 @@ def test_one_that_was_overtaken_is_ended_after_its_grace(
     died = threading.Event()
     lease = acquire(control, died)
     write_lease(control, 2, elsewhere())
-    wait_until(lambda: lease._lost_at is not None, "the look for a newer epoch", 10)
+    wait_until(lambda: lease.is_lost, "the look for a newer epoch", 10)
     assert not died.wait(10 * module.BEAT_SECONDS)
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
     assert died.wait(10)
@@ -655,7 +928,7 @@ def test_one_that_is_past_its_deadline_is_ended_also_where_nothing_can_be_writte
     control, died = Control(full, JOB), threading.Event()
     lease = acquire(control, died)
     full.armed.set()
-    control.ask_to_stop(1, Stop(time=time.time() - STOP_SECONDS - 1, by="an operator"))
+    control.ask_to_stop(1, Stop(time=time.time(), by="an operator", seconds=0.1))
     assert died.wait(10)
     lease.release(ended())
 
@@ -699,6 +972,22 @@ def test_a_hard_end_takes_the_jvm_along(shared: Control, tmp_path: Path) -> None
         assert lease.epoch == 2
 
 
+@pytest.mark.parametrize(("environment", "ended_by"), [({"PYSPARK_GATEWAY_PORT": "1"}, -signal.SIGKILL), ({}, 7)])
+def test_a_hard_end_takes_a_parent_along_only_under_spark_submit(
+    environment: dict[str, str], ended_by: int, tmp_path: Path
+) -> None:
+    """Only the name of the process matters: here it is `sh` that is called java."""
+    java = tmp_path / "java"
+    shutil.copy(shutil.which("sh") or "", java)
+    end = "from jobs.connectors.control import end_this_process; end_this_process()"
+    done = subprocess.run(
+        [java, "-c", '"$0" -c "$1"; exit 7', sys.executable, end],
+        env={name: value for name, value in os.environ.items() if name != "PYSPARK_GATEWAY_PORT"} | environment,
+        timeout=60,
+    )
+    assert done.returncode == ended_by
+
+
 # -- Races --
 
 ROUNDS, RACERS = 60, 3
@@ -733,7 +1022,7 @@ def test_of_drivers_that_start_together_one_wins(tmp_path: Path) -> None:
         if number % 3 == 1:
             write_lease(control, 1, elsewhere(), age=100)
         if number % 3 == 2:
-            control.reserve()
+            control.reserve(elsewhere(), launched=True)
     found = processes.race(race, tmp_path, racers=RACERS, answers=ROUNDS * RACERS)
     wrong = {}
     for number in range(ROUNDS):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -13,9 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.connectors.epochs import (
+    BEAT_SECONDS,
+    DEAD_SECONDS,
     FIRST_BACKOFF_SECONDS,
     LAUNCH_SECONDS,
     LONGEST_BACKOFF_SECONDS,
+    LOOK_ON_SECONDS,
     STALE_SECONDS,
     STOP_SECONDS,
     WELL_SECONDS,
@@ -56,6 +60,11 @@ def epoch(number: int = 1, *, taken: float = 0.0, **known: Any) -> Epoch:
     return Epoch(number=number, taken=NOW - taken, **known)
 
 
+def launch(number: int = 1, **known: Any) -> Epoch:
+    """One that Airflow took for a driver to come."""
+    return epoch(number, owner=AIRFLOW, launched=True, **known)
+
+
 def ended(number: int, *, clean: bool, lived: float = 1.0, ago: float = 0.0) -> Epoch:
     receipt = Receipt(time=NOW - ago, clean=clean, cause="it ended")
     return epoch(number, taken=ago + lived, owner=SOMEONE, beat=beat(Phase.STOPPING, age=ago), receipt=receipt)
@@ -73,34 +82,46 @@ HEALTH: dict[str, tuple[Epoch, bool, Health]] = {
     "taken by its driver, almost stale": (epoch(taken=STALE_SECONDS, owner=SOMEONE), False, Health.STARTING),
     "taken by its driver, never beaten": (epoch(taken=STALE_SECONDS + 0.1, owner=SOMEONE), False, Health.DEAD),
     "taken by its driver, which is gone": (epoch(owner=SOMEONE), True, Health.DEAD),
-    "just taken for a driver to come": (epoch(), False, Health.STARTING),
-    "a launch has longer than a driver": (epoch(taken=STALE_SECONDS + 0.1), False, Health.STARTING),
-    "a launch on a busy machine": (epoch(taken=LAUNCH_SECONDS), False, Health.STARTING),
-    "a launch that never came": (epoch(taken=LAUNCH_SECONDS + 0.1), False, Health.DEAD),
+    "just taken for a driver to come": (launch(), False, Health.STARTING),
+    "a launch has longer than a driver": (launch(taken=STALE_SECONDS + 0.1), False, Health.STARTING),
+    "a launch on a busy machine": (launch(taken=LAUNCH_SECONDS), False, Health.STARTING),
+    "a launch that never came": (launch(taken=LAUNCH_SECONDS + 0.1), False, Health.DEAD),
+    "a launch whose launcher is gone": (launch(), True, Health.DEAD),
     "a launch that is spoken for": (
-        epoch(taken=LAUNCH_SECONDS + 5, beat=beat(Phase.LAUNCHED, age=LAUNCH_SECONDS)),
+        launch(taken=LAUNCH_SECONDS + 5, beat=beat(Phase.LAUNCHED, age=LAUNCH_SECONDS)),
         False,
         Health.STARTING,
     ),
-    "a launch that is spoken for no more": (epoch(beat=beat(Phase.LAUNCHED)), True, Health.DEAD),
+    "a launch that is spoken for no more": (launch(beat=beat(Phase.LAUNCHED)), True, Health.DEAD),
     "a launch long ago": (
-        epoch(taken=LAUNCH_SECONDS + 9, beat=beat(Phase.LAUNCHED, age=LAUNCH_SECONDS + 0.1)),
+        launch(taken=LAUNCH_SECONDS + 9, beat=beat(Phase.LAUNCHED, age=LAUNCH_SECONDS + 0.1)),
         False,
         Health.DEAD,
     ),
+    "a launch by a clock that runs ahead": (launch(taken=-LAUNCH_SECONDS), False, Health.STARTING),
+    "a launch by a clock that runs far ahead": (launch(taken=-LAUNCH_SECONDS - 0.1), False, Health.DEAD),
+    "a lease that a power cut emptied": (epoch(taken=NOW), False, Health.DEAD),
     "starts": (epoch(taken=100, beat=beat(Phase.STARTING)), False, Health.STARTING),
     "a driver that spoke has no longer the time of a launch": (
-        epoch(taken=100, beat=beat(Phase.STARTING, age=STALE_SECONDS + 0.1)),
+        launch(taken=100, beat=beat(Phase.STARTING, age=STALE_SECONDS + 0.1)),
         False,
         Health.DEAD,
     ),
-    "a lease is a sign of life, too": (epoch(beat=beat(Phase.STARTING, age=100)), False, Health.STARTING),
     "runs": (epoch(taken=100, beat=beat(Phase.RUNNING)), False, Health.RUNNING),
     "runs, before its queries are known": (epoch(taken=1, beat=beat(Phase.RUNNING, queries=())), False, Health.RUNNING),
     "runs, almost stale": (epoch(taken=100, beat=beat(Phase.RUNNING, age=STALE_SECONDS)), False, Health.RUNNING),
     "beats no more": (epoch(taken=100, beat=beat(Phase.RUNNING, age=STALE_SECONDS + 0.1)), False, Health.DEAD),
     "gone, though its beat is fresh": (epoch(taken=100, beat=beat(Phase.RUNNING)), True, Health.DEAD),
-    "a clock that runs ahead": (epoch(taken=100, beat=beat(Phase.RUNNING, age=-3600)), False, Health.RUNNING),
+    "a clock that runs ahead a little": (
+        epoch(taken=100, beat=beat(Phase.RUNNING, age=-STALE_SECONDS)),
+        False,
+        Health.RUNNING,
+    ),
+    "a sign from the future is as old as one from the past": (
+        epoch(taken=100, beat=beat(Phase.RUNNING, age=-STALE_SECONDS - 0.1)),
+        False,
+        Health.DEAD,
+    ),
     "steps": (epoch(beat=beat(Phase.RUNNING, queries=(query(idle=STALL_SECONDS),))), False, Health.RUNNING),
     "steps no more": (epoch(beat=beat(Phase.RUNNING, queries=(query(idle=STALL_SECONDS + 1),))), False, Health.STALLED),
     "one of two steps no more": (
@@ -124,7 +145,7 @@ HEALTH: dict[str, tuple[Epoch, bool, Health]] = {
         False,
         Health.STOPPING,
     ),
-    "asked to stop before it came": (epoch(stop=STOP), False, Health.STOPPING),
+    "asked to stop before it came": (launch(stop=STOP), False, Health.STOPPING),
     "asked to stop, and died": (epoch(beat=beat(Phase.RUNNING), stop=STOP), True, Health.DEAD),
     "asked to stop, and beats no more": (
         epoch(taken=100, beat=beat(Phase.STOPPING, age=STALE_SECONDS + 1), stop=STOP),
@@ -179,15 +200,11 @@ def test_before_its_first_beat_nothing_stalls() -> None:
 
 
 HOLDERS: dict[str, tuple[Epoch, Owner | None, Phase]] = {
-    "a launch": (epoch(), None, Phase.LAUNCHED),
-    "a launch that is spoken for": (
-        epoch(beat=replace(beat(Phase.LAUNCHED), owner=AIRFLOW)),
-        AIRFLOW,
-        Phase.LAUNCHED,
-    ),
+    "a launch": (launch(), AIRFLOW, Phase.LAUNCHED),
+    "a launch that is spoken for": (launch(beat=beat(Phase.LAUNCHED)), SOMEONE, Phase.LAUNCHED),
     "taken by its driver": (epoch(owner=SOMEONE), SOMEONE, Phase.STARTING),
-    "a launch that became a driver": (epoch(beat=beat(Phase.RUNNING)), SOMEONE, Phase.RUNNING),
-    "who beats is who runs": (epoch(owner=AIRFLOW, beat=beat(Phase.STOPPING)), SOMEONE, Phase.STOPPING),
+    "a launch that became a driver": (launch(beat=beat(Phase.RUNNING)), SOMEONE, Phase.RUNNING),
+    "a lease that a power cut emptied": (epoch(), None, Phase.STARTING),
 }
 
 
@@ -210,16 +227,23 @@ def test_before_its_first_beat_no_lag_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "stops_after", "ends_hard_after"),
+    ("stop", "patience"),
     [
-        (Stop(time=NOW, by="x"), 0.0, STOP_SECONDS),
-        (Stop(time=NOW, by="x", seconds=7), 0.0, 7.0),
-        (Stop(time=NOW, by="x", drain=True, seconds=7), 7.0, 7.0 + STOP_SECONDS),
+        (Stop(time=NOW, by="x"), STOP_SECONDS),
+        (Stop(time=NOW, by="x", seconds=5), 5),
+        (Stop(time=NOW, by="x", seconds=600, drain=True), 600 + STOP_SECONDS),
     ],
     ids=["at once", "with less patience", "drained"],
 )
-def test_the_deadlines_of_a_stop(stop: Stop, stops_after: float, ends_hard_after: float) -> None:
-    assert (stop.stops_at - NOW, stop.ends_hard_at - NOW) == (stops_after, ends_hard_after)
+def test_how_long_a_driver_may_still_be_there(stop: Stop, patience: float) -> None:
+    assert stop.patience_seconds == patience
+
+
+def test_a_death_is_noticed_in_the_time_that_users_are_told() -> None:
+    """One who looks every second, and then looks on for longer than a heartbeat takes."""
+    assert BEAT_SECONDS < LOOK_ON_SECONDS
+    assert 2 * BEAT_SECONDS < STALE_SECONDS, "one heartbeat may be late"
+    assert 1 + STALE_SECONDS + LOOK_ON_SECONDS <= DEAD_SECONDS
 
 
 # -- How many failed, and how long to wait --
@@ -286,7 +310,7 @@ STEPS: dict[str, tuple[list[Epoch], bool, Attach | Launch]] = {
     "nobody ever ran": ([], False, Launch()),
     "it runs": ([epoch(1, beat=beat(Phase.RUNNING))], False, Attach(1)),
     "it starts": ([epoch(1, owner=SOMEONE)], False, Attach(1)),
-    "a launch under way": ([epoch(1, taken=100)], False, Attach(1)),
+    "a launch under way": ([launch(taken=100)], False, Attach(1)),
     "it stalls and is left alone": (
         [epoch(4, beat=beat(Phase.RUNNING, queries=(query(idle=9000),)))],
         False,
@@ -303,6 +327,8 @@ STEPS: dict[str, tuple[list[Epoch], bool, Attach | Launch]] = {
     "it is gone, the first of its kind": ([epoch(1, beat=beat(Phase.RUNNING))], True, Launch()),
     "it beats no more": ([epoch(1, taken=100, beat=beat(Phase.RUNNING, age=50))], False, Launch()),
     "it ended in order, by a clock that runs ahead": ([ended(1, clean=True, ago=-3600)], False, Launch()),
+    "a launch whose launcher is gone, the first of its kind": ([launch()], True, Launch()),
+    "it failed, by a clock that runs ahead": ([bad(1), bad(2, ago=-0.1)], False, Launch()),
     "it failed long ago": ([bad(1, ago=LONGEST_BACKOFF_SECONDS)], False, Launch()),
 }
 
@@ -327,7 +353,7 @@ def test_after_a_failure_it_waits_and_then_launches(history: list[Epoch], gone: 
     until = NOW + backoff_seconds(failed, f"ingest {history[-1].number}")
     assert step == Wait(until, failed)
     assert next_step(history, until - 0.01, job="ingest", gone=gone) == step
-    assert next_step(history, until, job="ingest", gone=gone) == Launch()
+    assert next_step(history, until + 0.01, job="ingest", gone=gone) == Launch()
 
 
 def test_the_wait_counts_from_the_failure_and_not_from_the_look() -> None:
@@ -362,6 +388,7 @@ epochs = st.builds(
     number=st.just(0),
     taken=moments,
     owner=st.none() | st.just(SOMEONE),
+    launched=st.booleans(),
     beat=st.none() | beats,
     stop=st.none() | stops,
     receipt=st.none() | receipts,
@@ -385,8 +412,8 @@ def test_a_wait_has_a_reason_and_an_end(history: list[Epoch], gone: bool) -> Non
     step = next_step(history, NOW, job="ingest", gone=gone)
     if isinstance(step, Wait):
         assert step.failures == failures(history) >= 1
-        assert step.until > NOW
-        assert next_step(history, step.until, job="ingest", gone=True) == Launch()
+        assert NOW <= step.until <= NOW + LONGEST_BACKOFF_SECONDS
+        assert next_step(history, step.until + 0.01, job="ingest", gone=True) == Launch()
 
 
 @given(history=histories)
@@ -401,9 +428,16 @@ def test_failures_are_counted_from_the_last_end_in_order(history: list[Epoch]) -
 
 @given(known=epochs, later=st.floats(0, 1e5))
 def test_who_is_dead_does_not_rise(known: Epoch, later: float) -> None:
-    if not health(known, NOW).alive:
+    """By one clock: a sign from the future may yet become one of now."""
+    ended = known.receipt is not None or known.last_sign <= NOW
+    if ended and not health(known, NOW).alive:
         assert health(known, NOW + later) is health(known, NOW)
     assert not health(known, NOW, gone=True).alive
+
+
+@given(known=epochs)
+def test_by_the_clock_of_its_last_sign_it_lives_until_its_receipt(known: Epoch) -> None:
+    assert health(known, known.last_sign).alive == (known.receipt is None)
 
 
 # -- Who a process is --
@@ -434,6 +468,20 @@ def test_a_recycled_process_id_is_another_process() -> None:
 
 def test_a_process_of_another_machine_is_never_known_to_be_gone() -> None:
     assert not replace(Owner.this_process(), host="another-host", started_seconds=0.0).is_gone()
+
+
+def test_a_process_in_another_container_is_never_known_to_be_gone() -> None:
+    """Containers may share a host name; each counts its processes from one."""
+    me = Owner.this_process()
+    assert me.pid_namespace == Path("/proc/self/ns/pid").stat().st_ino
+    for started in (me.started_seconds, 0.0):
+        assert not replace(me, pid_namespace=me.pid_namespace + 1, started_seconds=started).is_gone()
+
+
+def test_an_owner_of_whom_no_namespace_is_known_is_never_known_to_be_gone() -> None:
+    """An earlier version wrote it."""
+    me = Owner.this_process()
+    assert not Owner(host=me.host, pid=me.pid, started_seconds=0.0).is_gone()
 
 
 def test_a_clock_set_anew_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

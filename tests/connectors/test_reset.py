@@ -1,6 +1,8 @@
 """What a reset is asked, what it says it will do, and what its commit notes; without a broker."""
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,22 @@ from rich.console import Console
 
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.kafka import TopicState
-from jobs.connectors.reset import Move, Query, QueryReset, Request, ResetPlan, To, _landed, _queries, _state_of, target
+from jobs.connectors.reset import (
+    Move,
+    Query,
+    QueryReset,
+    Request,
+    ResetPlan,
+    To,
+    _landed,
+    _queries,
+    _state_of,
+    target,
+)
 from jobs.connectors.tables import Note, Ranges
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
 from jobs.refusal import Refusal
+from jobs.times import parse_time
 from tests.connectors import test_checkpoint
 
 TOPIC = TopicState(cluster_id="c1", topic_id="t1", partitions=3, earliest={0: 0}, latest={0: 900})
@@ -56,6 +70,7 @@ def test_a_request_in_words(request_: Request, command: str, words: str) -> None
         ({"job": INGEST, "sources": ("numbers", "no", "nor")}, "there is no source no, nor: choose among numbers, "),
         ({"to": To.TIMESTAMP}, "a time goes with --to timestamp"),
         ({"timestamp_ms": NOON}, "a time goes with --to timestamp, and with that only"),
+        ({"to": To.TIMESTAMP, "timestamp_ms": -1}, "--timestamp 1969-12-31T23:59:59.999Z is before 1970"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(asked: dict[str, object], reason: str) -> None:
@@ -67,6 +82,34 @@ def test_targets_have_names() -> None:
     assert [target(to.value) for to in To] == list(To)
     with pytest.raises(Refusal, match="--to 'now': choose one of earliest, latest, timestamp, tide-line"):
         target("now")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-18T12:05:24.439Z",
+        "2026-11-18T12:05:24.439",
+        "2026-11-18 12:05:24.439+00:00",
+        "2026-11-18T13:05:24.439+01:00",
+        "20261118T120524.439Z",
+    ],
+)
+def test_a_time_is_utc_unless_it_says_otherwise(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert parse_time(text) == NOON
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["", "noon", "1795003524439", "2026-02-30", "0001-01-01T00:00:00+01:00"])
+def test_a_time_that_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(
+        Refusal, match=f"{text!r} is no ISO 8601 time: write e.g. 2026-01-31T12:00:00Z".replace("+", r"\+")
+    ):
+        parse_time(text)
 
 
 def test_every_streaming_job_has_its_queries() -> None:
@@ -109,6 +152,16 @@ def test_the_note_of_a_landed_table_books_what_is_passed_over() -> None:
     assert note.topics["numbers"].offsets[2] == (0, 7)
     assert note.topics["numbers"].offsets[1] == (100, 100)
     assert note.fingerprint is None
+
+
+def test_a_loss_names_its_ranges_and_a_live_table_has_none() -> None:
+    gap = replace(reset_of(INGEST), moves=(*MOVES, Move(partition=3, table=1000, start=4000)))
+    assert gap.loss("latest") == (
+        "numbers: the reset to latest booked 3,007 records at most as lost: "
+        "partition 2 [0, 7), partition 3 [1000, 4000)"
+    )
+    assert replace(gap, moves=MOVES[:2]).loss("latest") is None
+    assert reset_of("rolling_sum").loss("latest") is None
 
 
 def test_a_plan_for_people_and_for_programs() -> None:

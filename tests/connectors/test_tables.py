@@ -245,6 +245,54 @@ def test_a_table_with_rows_keeps_its_columns(path: Path) -> None:
     assert rows(path) == [0]
 
 
+NESTED = pa.struct([("key", pa.string()), ("value", pa.int32())])
+
+
+def wide(number: pa.DataType, nested: pa.DataType, *, nullable: bool = True) -> pa.Schema:
+    return pa.schema(
+        [pa.field("number", number, nullable), pa.field("nested", pa.list_(nested)), ("slice", pa.string())]
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (wide(pa.float64(), NESTED), "number was long, is double: the definition"),
+        (wide(pa.decimal128(28, 0), NESTED), r"number was long, is decimal\(28,0\): the definition"),
+        (
+            wide(pa.int64(), pa.struct([("key", pa.string()), ("value", pa.int64())])),
+            "nested was .*integer.* is .*long.*: ",
+        ),
+        (
+            wide(pa.int64(), NESTED).remove(1),
+            r"the columns \['number', 'nested', 'slice'\], the job writes \['number', 's",
+        ),
+    ],
+)
+def test_a_table_with_rows_keeps_its_types(path: Path, schema: pa.Schema, words: str) -> None:
+    writer = TableWriter.open(path, wide(pa.int64(), NESTED), "slice")
+    commit_number(writer)
+    with pytest.raises(Refusal, match=words):
+        TableWriter.open(path, schema, "slice")
+
+
+def test_what_may_be_null_may_change(path: Path) -> None:
+    commit_number(TableWriter.open(path, wide(pa.int64(), NESTED, nullable=False), "slice"))
+    strict = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.int32())])
+    commit_number(TableWriter.open(path, wide(pa.int64(), strict), "slice"), batch=1)
+    assert rows(path) == [0, 1]
+
+
+def commit_number(writer: TableWriter, batch: int = 0) -> None:
+    folder = writer.new_stage()
+    file = folder / "slice=a" / "part.parquet"
+    file.parent.mkdir(parents=True)
+    pq.write_table(
+        pa.table({"number": pa.array([batch], pa.int64()), "nested": pa.array([[]], pa.list_(NESTED))}), file
+    )
+    writer.commit(folder, note(batch))
+
+
 # -- Crashes: what was done up to some step stays, the steps after it never happen --
 
 
@@ -464,6 +512,31 @@ def test_files_that_no_reader_needs_are_deleted(path: Path, monkeypatch: pytest.
         assert last_note(path) == note(batch)
     assert len(files_on_disk(path)) < 20
     assert opened(path).has(WRITE_ID, 29)
+
+
+def test_an_overtaken_writer_deletes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 3)
+    at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
+    monkeypatch.setattr(tables, "_PROPERTIES", at_once)
+    zombie = opened(path)
+    for batch in range(3):
+        commit(zombie, batch)
+    zombie.tend()
+    assert len(DeltaTable(path).file_uris()) == 1
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
+    monkeypatch.setattr(tables, "VACUUM_EVERY_COMMITS", 1)
+    successor = opened(path)
+    commit(successor, 3, epoch=2)
+    before = files_on_disk(path)
+    assert len(before) == 5
+    with pytest.raises(OvertakenError, match="deletes nothing"):
+        zombie.tend()
+    assert files_on_disk(path) == before
+    with pytest.raises(OvertakenError):
+        commit(zombie, 3, 99)
+    successor.tend()
+    assert len(files_on_disk(path)) < 5
+    assert (rows(path), last_note(path)) == ([0, 1, 2, 3], note(3, epoch=2))
 
 
 def test_what_readers_may_still_need_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

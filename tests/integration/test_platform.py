@@ -9,9 +9,11 @@ import sys
 import time
 from dataclasses import replace
 
+import httpx
 import psutil
 import pytest
 
+from jobs.pipelines import STREAMS
 from jobs.refusal import Refusal
 from local.ports import free_port, is_free
 from local.process import kill, marked
@@ -82,6 +84,39 @@ def test_the_dags_are_read_and_a_task_reaches_kafka(stack):
         run_id = api.trigger("provision_topics")
         assert api.wait_for_run("provision_topics", run_id, 120) == "success"
         assert "numbers" in api.task_log("provision_topics", run_id, "apply")
+
+
+def test_streams_are_shown_and_a_reset_is_planned(stack):
+    """Neither starts or changes anything: both forms do so only when told."""
+    with stack.airflow.api() as api:
+        run_id = api.trigger("control_streams")
+        assert api.wait_for_run("control_streams", run_id, 120) == "success"
+        log = api.task_log("control_streams", run_id, "control")
+        assert all(f"│ {job} " in log for job in STREAMS)
+        assert log.count("never started") == len(STREAMS)
+        run_id = api.trigger("reset_stream", {"job": "word_count", "to": "latest"})
+        assert api.wait_for_run("reset_stream", run_id, 120) == "success"
+        assert "Nothing is changed: this was a dry run." in api.task_log("reset_stream", run_id, "reset")
+        assert api.runs("reset_stream")[0]["note"].startswith("Nothing is changed")
+        run_id = api.trigger("reset_stream", {"job": "word_count", "to": "tide-line", "apply": True})
+        assert api.wait_for_run("reset_stream", run_id, 120) == "failed"
+        assert "nothing of topic 'lines' is landed" in api.task_log("reset_stream", run_id, "reset")
+    assert not (stack.settings.jobs.lake_root / "live").exists()
+
+
+def test_a_streams_page_is_for_those_who_may_see_the_dag(stack):
+    page = f"{stack.settings.airflow_url}/tideline/streams/stream_word_count"
+    assert httpx.get(page).status_code == httpx.codes.UNAUTHORIZED
+    assert httpx.get(f"{page}/log").status_code == httpx.codes.UNAUTHORIZED
+    with stack.airflow.api() as api:
+        api.dags()
+        allowed = {"Authorization": api._http.headers["Authorization"]}
+    shown = httpx.get(page, headers=allowed)
+    assert shown.status_code == httpx.codes.OK
+    assert "It was never started." in shown.text
+    assert httpx.get(f"{page}/log", headers=allowed).status_code == httpx.codes.NOT_FOUND
+    unknown = httpx.get(page.replace("word_count", "nothing"), headers=allowed)
+    assert "no stream is run by a DAG stream_nothing" in unknown.text
 
 
 def test_a_wrong_password_is_refused(stack):

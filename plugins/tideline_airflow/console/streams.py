@@ -6,17 +6,18 @@ from html import escape
 from pathlib import Path
 from typing import Annotated
 
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api.security import requires_access_dag
-from airflow.sdk import conf
 from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import Epoch, failures
+from jobs.connectors.control import Control, death_of
+from jobs.connectors.epochs import Epoch, Health, failures
 from jobs.connectors.incidents import Incidents
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
 from jobs.settings import Settings
+from tideline_airflow.links import driver_logs
 
 _TAIL_BYTES = 500_000
 _STYLE = """
@@ -52,8 +53,8 @@ _Control = Annotated[Control, Depends(_control)]
 def stream(control: _Control) -> str:
     """The state of a stream, renewed every five seconds."""
     history = control.history()
-    incidents = [i for i in Incidents.of(Settings.from_env().lake_root).all() if not i.closed]
-    own = [incident.text for incident in incidents if incident.key.startswith(f"stream.{control.job}.")]
+    incidents = Incidents.of(Settings.from_env().lake_root).still_open(f"stream.{control.job}.")
+    own = [incident.text for incident in incidents]
     body = _body(control, history, own) if history else f"<h1>{control.job}</h1><p>It was never started.</p>"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{control.job}</title>'
@@ -61,7 +62,11 @@ def stream(control: _Control) -> str:
     )
 
 
-@router.get("/log", response_class=PlainTextResponse)
+@router.get(
+    "/log",
+    response_class=PlainTextResponse,
+    dependencies=[Depends(requires_access_dag(method="GET", access_entity=DagAccessEntity.TASK_LOGS))],
+)
 def driver_log(control: _Control) -> str:
     """The end of the newest driver's log."""
     newest = control.newest()
@@ -69,7 +74,7 @@ def driver_log(control: _Control) -> str:
     if beat is None or beat.log is None:
         raise HTTPException(404, f"no log of {control.job} is known: was its driver started by hand?")
     path = Path(beat.log).resolve()
-    if not path.is_relative_to(Path(conf.get("logging", "base_log_folder")).resolve()) or not path.is_file():
+    if not path.is_relative_to(driver_logs(control.job).resolve()) or not path.is_file():
         raise HTTPException(404, f"{beat.log} cannot be read here: it lies on the machine where the task ran")
     with path.open("rb") as log:
         log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -118,7 +123,10 @@ def _body(control: Control, history: list[Epoch], incidents: list[str]) -> str:
 def _ending(control: Control, epoch: Epoch) -> tuple[str, str, str]:
     if epoch.receipt:
         return _utc(epoch.receipt.time), control.health(epoch), epoch.receipt.cause
-    return "", control.health(epoch), f"asked to stop by {epoch.stop.by}" if epoch.stop else ""
+    health = control.health(epoch)
+    if health is Health.DEAD:
+        return "", health, death_of(epoch)
+    return "", health, f"asked to stop by {epoch.stop.by}" if epoch.stop else ""
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.times import parse_time
 from tideline_airflow.hooks.airflow import AirflowHook
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
@@ -18,7 +18,7 @@ from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from jobs.connectors.fleet import StreamState
+    from jobs.connectors.fleet import Fleet, StreamState
 
 _LOG_WIDTH = 160
 
@@ -69,7 +69,7 @@ class ControlStreamsOperator(BaseOperator):
         context["ti"].xcom_push(RUN_NOTE, "; ".join(f"{state.job}: {state.state}" for state in states))
         return fleet.as_rows(states)
 
-    def _act(self, streams: Any, jobs: Sequence[str]) -> None:
+    def _act(self, streams: "Fleet", jobs: Sequence[str]) -> None:
         seconds = float(self.seconds) if self.seconds else None
         match Action(self.action):
             case Action.START:
@@ -120,8 +120,9 @@ class ResetStreamOperator(BaseOperator):
 
         settings = replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
         try:
+            timestamp_ms = parse_time(self.timestamp) if self.timestamp else None
             request = reset.Request(
-                job=self.job, to=reset.target(self.to), timestamp_ms=self._timestamp_ms(), sources=tuple(self.sources)
+                job=self.job, to=reset.target(self.to), timestamp_ms=timestamp_ms, sources=tuple(self.sources)
             )
             with kafka.admin(settings.kafka) as client:
                 planned = (reset.apply if self.apply else reset.plan)(settings, client, request)
@@ -132,9 +133,6 @@ class ResetStreamOperator(BaseOperator):
         self.log.info("%s\n%s\n%s", _as_text(planned.table()), "\n".join(planned.effects()), done)
         context["ti"].xcom_push(RUN_NOTE, "\n\n".join([done, *planned.effects()])[:RUN_NOTE_LENGTH])
         return planned.as_rows()
-
-    def _timestamp_ms(self) -> int | None:
-        return round(datetime.fromisoformat(self.timestamp).timestamp() * 1000) if self.timestamp else None
 
 
 def _as_text(table: "Table") -> str:

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-from airflow.sdk import BaseOperator, Context, conf
+from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from jobs import pipelines
 from jobs.connectors.control import EPOCH_VARIABLE, LOG_VARIABLE, Control
 from jobs.connectors.epochs import LOOP_FAILURES, Attach, Beat, Epoch, Owner, Phase, Receipt, Wait, failures
-from jobs.connectors.incidents import Incidents
+from jobs.connectors.incidents import Incidents, crash_loop
+from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings, spark_conf
 from tideline_airflow.hooks.kafka import KafkaHook
-from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink
-from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop, crash_loop_key
+from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
+from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop
 
 _KEPT_LOGS = 20
 
@@ -62,6 +63,7 @@ class StreamingJobOperator(BaseOperator):
         self.conf = conf or {}
         self.application = str(PROJECT / "jobs" / "__main__.py")
         self._launched: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def execute(self, context: Context) -> None:
         """Follow the driver that runs, or start one, or wait until one may be started."""
@@ -90,16 +92,19 @@ class StreamingJobOperator(BaseOperator):
         if epoch is None or epoch.receipt is None:
             self._go_on(control)
         if not epoch.receipt.clean:
-            self._fail(control, epoch)
-        Incidents.of(Settings.from_env().lake_root).close(crash_loop_key(self.job), epoch.receipt.cause)
+            self._fail(control, epoch, epoch.receipt)
+        Incidents.of(Settings.from_env().lake_root).close(crash_loop(self.job), epoch.receipt.cause)
         self.log.info("epoch %d of %s ended in order: %s", epoch.number, self.job, epoch.receipt.cause)
         if then_start:
             self._go_on(control)
         return {"epoch": epoch.number, **asdict(epoch.receipt)}
 
     def on_kill(self) -> None:
-        """Killed while it starts a driver: that one is asked to stop."""
-        if self._launched is not None:
+        """Killed while it starts a driver: that one is asked to stop, or is none yet."""
+        if self._launched is not None and self._process is None:
+            killed = Receipt(time=time.time(), clean=True, cause="the task was ended before it had started a driver")
+            self._control().end(self._launched, killed)
+        elif self._launched is not None:
             ask_to_stop(self._control(), self._launched)
 
     def _control(self) -> Control:
@@ -109,47 +114,52 @@ class StreamingJobOperator(BaseOperator):
         trigger = StreamTrigger(lake_root=str(Settings.from_env().lake_root), job=self.job, epoch=epoch)
         self.defer(trigger=trigger, method_name="resume", kwargs={"then_start": then_start})
 
-    def _fail(self, control: Control, epoch: Epoch) -> NoReturn:
-        assert epoch.receipt is not None
+    def _fail(self, control: Control, epoch: Epoch, receipt: Receipt) -> NoReturn:
         failed = failures(control.history())
         log = epoch.beat.log if epoch.beat else None
-        text = f"stream {self.job}, epoch {epoch.number}: {epoch.receipt.cause} (driver's log: {log or 'none'})"
+        text = f"stream {self.job}, epoch {epoch.number}: {receipt.cause} (driver's log: {log or 'none'})"
         if failed < LOOP_FAILURES:
             raise StreamFailedError(text)
-        text = f"{text}. It has failed {failed} times in a row: mend it, then `tideline streams restart {self.job}`"
-        Incidents.of(Settings.from_env().lake_root).open(crash_loop_key(self.job), text)
-        raise AirflowFailException(text)
+        loop = f"It has failed {failed} times in a row: mend it, then `tideline streams restart {self.job}`"
+        Incidents.of(Settings.from_env().lake_root).open(
+            crash_loop(self.job), f"stream {self.job} fails again and again: {receipt.cause}"
+        )
+        raise AirflowFailException(f"{text}. {loop}")
 
     def _launch(self, control: Control) -> int:
         """Submit a driver for the next epoch; its log is a file beside the tasks' logs."""
-        command, environment = self._submission()
-        epoch = self._launched = control.reserve()
-        log = _new_log(self.job, epoch)
+        epoch = self._launched = control.reserve(Owner.this_process(), launched=True)
         try:
-            with log.open("wb") as output:
-                process = subprocess.Popen(
-                    command,
-                    env={**environment, EPOCH_VARIABLE: str(epoch), LOG_VARIABLE: str(log)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            control.end(epoch, Receipt(time=time.time(), clean=False, cause=f"spark-submit could not start: {error}"))
-            raise
-        launched = Beat(time=time.time(), owner=Owner.of(process.pid), phase=Phase.LAUNCHED, log=str(log))
-        control.beat(epoch, launched)
-        self.log.info("started epoch %d of %s: process %d, log %s", epoch, self.job, process.pid, log)
+            log = _new_log(self.job, epoch)
+            self._process = self._submit(epoch, log)
+        except Exception as error:
+            self.log.exception("epoch %d could not be started", epoch)
+            cause = f"the driver could not be started: {type(error).__name__}: {error}"
+            receipt = Receipt(time=time.time(), clean=False, cause=cause)
+            control.end(epoch, receipt)
+            self._fail(control, control.epoch(epoch), receipt)
+        pid = self._process.pid
+        control.beat(epoch, Beat(time=time.time(), owner=Owner.of(pid), phase=Phase.LAUNCHED, log=str(log)))
+        self.log.info("started epoch %d of %s: process %d, log %s", epoch, self.job, pid, log)
         return epoch
+
+    def _submit(self, epoch: int, log: Path) -> "subprocess.Popen[bytes]":
+        command, environment = self._submission()
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                command,
+                env={**environment, EPOCH_VARIABLE: str(epoch), LOG_VARIABLE: str(log)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def _submission(self) -> tuple[list[str], dict[str, str]]:
         """The command line and the environment of `spark-submit`."""
         connection = SparkSubmitHook(conn_id=self.spark_conn_id)._connection
         if connection["deploy_mode"] == "cluster":
-            raise AirflowFailException(
-                f"connection {self.spark_conn_id!r}: streaming jobs run in client mode; set deploy-mode to client"
-            )
+            raise Refusal(f"connection {self.spark_conn_id!r}: streams run in client mode; set deploy-mode to client")
         settings = replace(Settings.from_env(), spark_master=connection["master"])
         hook = SparkSubmitHook(
             conn_id=self.spark_conn_id,
@@ -172,11 +182,6 @@ class StreamingJobOperator(BaseOperator):
             "SPARK_MASTER": settings.spark_master,
             **KafkaHook(self.kafka_conn_id).environment(),
         }
-
-
-def driver_logs(job: str) -> Path:
-    """Where the logs of a job's drivers are, on the machine where its tasks run."""
-    return Path(conf.get("logging", "base_log_folder")) / "drivers" / job
 
 
 def _new_log(job: str, epoch: int) -> Path:

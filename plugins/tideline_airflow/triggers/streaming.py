@@ -13,20 +13,10 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from jobs.connectors.control import Control
 from jobs.connectors.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
-from jobs.connectors.incidents import Incidents
+from jobs.connectors.incidents import Incidents, crash_loop, stalled
 
-POLL_SECONDS = 2.0
+POLL_SECONDS = 1.0
 _TELL_SECONDS = 60.0
-
-
-def crash_loop_key(job: str) -> str:
-    """The incident of a job that fails again and again."""
-    return f"stream.{job}.crash-loop"
-
-
-def stalled_key(job: str) -> str:
-    """The incident of a job that lives and makes no step."""
-    return f"stream.{job}.stalled"
 
 
 class StreamTrigger(BaseTrigger):
@@ -39,6 +29,7 @@ class StreamTrigger(BaseTrigger):
         self.job = job
         self.epoch = epoch
         self._told: tuple[float, Health | None] = (0.0, None)
+        self._blind = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """How the triggerer makes it again."""
@@ -46,7 +37,7 @@ class StreamTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look every two seconds; a look that fails is taken again."""
+        """Look every second; a look that fails is taken again."""
         while not await self._looks_over():
             await asyncio.sleep(POLL_SECONDS)
         yield TriggerEvent({"job": self.job, "epoch": self.epoch})  # type: ignore[no-untyped-call]
@@ -63,36 +54,42 @@ class StreamTrigger(BaseTrigger):
     async def _looks_over(self) -> bool:
         try:
             return await asyncio.to_thread(self._is_over)
-        except OSError as error:
-            self.log.warning("the control folder of %s cannot be read, trying again: %s", self.job, error)
+        except Exception as error:
+            # Whatever the store says: a stream is not given up because nobody can look at it.
+            if not self._blind:
+                self.log.warning("the control folder of %s cannot be read, trying again: %s", self.job, error)
+            self._blind = True
             return False
 
     def _is_over(self) -> bool:
         control = self._control()
         if self.epoch is None:
             return not isinstance(control.next_step(), Wait)
+        if control.newest() == 0:
+            raise FileNotFoundError(f"{self.lake_root} has nothing of it: is the lake mounted?")
+        self._blind = False
         epoch = control.epoch(self.epoch)
         health = control.health(epoch)
         self._tell(epoch, health)
-        self._keep_incidents(epoch, health)
         return not health.alive or control.is_over(self.epoch)
 
     def _tell(self, epoch: Epoch, health: Health) -> None:
-        """The state when it changes, and how far the stream is every minute."""
+        """The state when it changes, and how far the stream is every minute; incidents follow it."""
         told_at, told = self._told
         if health is told and time.monotonic() - told_at < _TELL_SECONDS:
             return
         self._told = (time.monotonic(), health)
         self.log.info("%s epoch %d is %s%s", self.job, epoch.number, health, progress_of(epoch))
+        self._keep_incidents(epoch, health)
 
     def _keep_incidents(self, epoch: Epoch, health: Health) -> None:
         incidents = Incidents.of(Path(self.lake_root))
         if health is Health.STALLED:
-            incidents.open(stalled_key(self.job), stall_of(self.job, epoch))
+            incidents.open(stalled(self.job), stall_of(self.job, epoch))
         elif health is Health.RUNNING:
-            incidents.close(stalled_key(self.job), "it goes on")
+            incidents.close(stalled(self.job), "it goes on")
             if time.time() - epoch.taken > WELL_SECONDS:
-                incidents.close(crash_loop_key(self.job), f"epoch {epoch.number} runs well")
+                incidents.close(crash_loop(self.job), f"epoch {epoch.number} runs well")
 
 
 def ask_to_stop(control: Control, epoch: int) -> None:

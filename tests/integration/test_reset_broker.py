@@ -15,11 +15,13 @@ from pyspark.sql import SparkSession
 
 from jobs import ingest, live
 from jobs.connectors import kafka, reset
-from jobs.connectors.control import Control, Lease
+from jobs.connectors.control import Control, Lease, LeaseLostError
 from jobs.connectors.epochs import Receipt
+from jobs.connectors.incidents import Incidents
 from jobs.connectors.reset import Request, ResetPlan, To
-from jobs.connectors.tables import last_note
-from jobs.pipelines import PIPELINES
+from jobs.connectors.tables import Note, OvertakenError, Ranges, TableWriter, last_note
+from jobs.failpoints import FailPoint
+from jobs.pipelines import PIPELINES, SOURCES
 from jobs.pipelines.spec import Measure, Pipeline
 from jobs.query import Lake
 from jobs.refusal import Refusal
@@ -206,6 +208,104 @@ def test_refused_while_the_stream_runs(spark: SparkSession, settings: Settings, 
         assert before == everything(settings.lake_root / "live") | everything(settings.lake_root / "checkpoints")
     finally:
         lease.release(Receipt(time=time.time(), clean=True, cause="stopped"))
+
+
+def land(settings: Settings, source: str, batch: int, end: int, writer: TableWriter | None = None) -> TableWriter:
+    """A commit of `ingest` without rows: each partition is landed up to here."""
+    topic = kafka.describe(settings.kafka, [source])[source]
+    path = settings.lake_root / SOURCES[source].events_table
+    writer = writer or TableWriter.open(path, None, "hour")
+    note = Note(
+        job="ingest",
+        write_id="f0d56b73-584e-4a44-aec5-39765d39db41",
+        batch=batch,
+        epoch=0,
+        cluster_id=topic.cluster_id,
+        topics={source: Ranges(topic_id=topic.topic_id, offsets={p: (end - 10, end) for p in topic.latest})},
+    )
+    writer.commit(writer.new_stage(), note)
+    return writer
+
+
+def receipt_of(settings: Settings, job: str = "ingest") -> tuple[bool, str]:
+    """Clean or not, and the cause."""
+    receipt = Control.of(settings.lake_root, job).history()[-1].receipt
+    assert receipt is not None
+    return receipt.clean, receipt.cause
+
+
+@pytest.mark.parametrize("sources", [("numbers",), ("lines", "numbers")])
+def test_one_that_slept_and_commits_under_the_reset_makes_it_fail(
+    settings: Settings, produce: Produce, monkeypatch: pytest.MonkeyPatch, sources: tuple[str, ...]
+) -> None:
+    """Or it would begin at 10 although 20 is landed. What is not changed at all counts as no failure of the stream."""
+    produce("numbers", numbers(90))
+    zombie = land(settings, "numbers", 0, 10)
+    folder = settings.lake_root / "checkpoints/ingest/numbers"
+    folder.mkdir(parents=True)
+    check, looked = Lease.check, []
+
+    def slept(lease: Lease) -> None:
+        check(lease)
+        if not looked:
+            looked.append(land(settings, "numbers", 1, 20, zombie))
+
+    monkeypatch.setattr(Lease, "check", slept)
+    with pytest.raises(OvertakenError, match="another writer has committed"):
+        apply(settings, "ingest", To.EARLIEST, sources=sources)
+    note = last_note(settings.lake_root / "events/numbers")
+    assert note is not None
+    assert (note.batch, note.ends) == (1, {"numbers": dict.fromkeys(range(3), 20)})
+    assert folder.exists()
+    clean, cause = receipt_of(settings)
+    if sources == ("numbers",):
+        assert clean
+        assert cause.startswith("the reset to earliest changed nothing: another writer has committed to")
+    else:
+        assert not clean
+        assert cause.startswith("the reset to earliest failed halfway, do it again: another writer has committed to")
+    found = apply(settings, "ingest", To.EARLIEST, sources=("numbers",))
+    assert moves(found) == dict.fromkeys(range(3), (20, 20))
+    assert receipt_of(settings) == (True, "reset to earliest")
+
+
+def test_one_that_slept_through_its_own_reset_moves_no_checkpoint(
+    settings: Settings, produce: Produce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor may have begun another one in the same place."""
+    produce("numbers", numbers(90))
+    control = Control.of(settings.lake_root, "ingest")
+    folder = settings.lake_root / "checkpoints/ingest/numbers"
+    folder.mkdir(parents=True)
+
+    def sleep(point: FailPoint, _batch: int) -> None:
+        assert point is FailPoint.RESET_COMMITTED
+        control.end(control.newest(), Receipt(time=time.time(), clean=False, cause="it slept"))
+
+    monkeypatch.setattr(reset, "reach", sleep)
+    with pytest.raises(LeaseLostError):
+        apply(settings, "ingest", To.EARLIEST, sources=("numbers",))
+    assert folder.exists()
+    assert receipt_of(settings) == (False, "it slept")
+
+
+def test_what_is_passed_over_is_an_incident_that_is_over_at_once(settings: Settings, produce: Produce) -> None:
+    produce("numbers", numbers(90))
+    land(settings, "numbers", 0, 10)
+    incidents = Incidents.of(settings.lake_root)
+    planned(settings, "ingest", To.LATEST, sources=("numbers",))
+    apply(settings, "ingest", To.EARLIEST, sources=("numbers",))
+    assert incidents.all() == [], "nothing is passed over"
+    apply(settings, "ingest", To.LATEST)
+    (incident,) = incidents.all()
+    assert (incident.key, incident.closed) == ("stream.ingest.lost.numbers", True)
+    assert incident.text == (
+        "numbers: the reset to latest booked 60 records at most as lost: "
+        "partition 0 [10, 30), partition 1 [10, 30), partition 2 [10, 30)"
+    )
+    apply(settings, "ingest", To.LATEST)
+    apply(settings, "rolling_sum", To.LATEST)
+    assert incidents.all() == [incident], "what was booked is booked once"
 
 
 def test_what_ingest_cannot_read_any_more_is_booked_as_lost(

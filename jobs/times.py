@@ -1,0 +1,20 @@
+"""Times as users write and read them: ISO 8601, UTC where nothing else is said."""
+
+from datetime import UTC, datetime
+
+from jobs.refusal import Refusal
+
+
+def parse_time(text: str) -> int:
+    """Milliseconds since 1970 of an ISO 8601 time; one without an offset is UTC, as everywhere."""
+    try:
+        parsed = datetime.fromisoformat(text)
+        moment = parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise Refusal(f"{text!r} is no ISO 8601 time: write e.g. 2026-01-31T12:00:00Z") from error
+    return round(moment.timestamp() * 1000)
+
+
+def iso(time_ms: int) -> str:
+    """The same as text."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

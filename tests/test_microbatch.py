@@ -1,0 +1,123 @@
+"""A micro-batch whose driver is overtaken at its worst moment: it commits, sends and merges nothing more."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from jobs import microbatch
+from jobs.connectors import tables
+from jobs.connectors.checkpoint import Checkpoint
+from jobs.connectors.control import Control, Lease, LeaseLostError
+from jobs.connectors.epochs import Owner, Receipt
+from jobs.connectors.tables import TableWriter, last_note, rows_by_partition
+from jobs.failpoints import FailPoint
+from jobs.microbatch import Batch, MicroBatches
+from tests.connectors import test_checkpoint
+
+SCHEMA = pa.schema([("number", pa.int64()), ("slice", pa.string())])
+NO_FRAME: Any = None
+NO_CLIENT: Any = None
+
+checkpoint_path = test_checkpoint.path
+
+
+@dataclass(kw_only=True)
+class Watched(MicroBatches):
+    """Kafka is not there to be asked for the topic: the test says what happens meanwhile."""
+
+    while_kafka_answers: Callable[[], None]
+
+    def _check_topic(self) -> None:
+        self.while_kafka_answers()
+
+
+class Scene:
+    """One micro-batch of two files that are merged at once, and a successor who comes when told to."""
+
+    def __init__(self, lake_root: Path, checkpoint: Path) -> None:
+        self.control = Control.of(lake_root, "rolling_sum")
+        self.lease = Lease.acquire(self.control, {})
+        self.table = TableWriter.open(lake_root / "table", SCHEMA, "slice")
+        self.checkpoint = Checkpoint(checkpoint)
+        self.overtaken_at = ""
+        self.sent: list[int] = []
+
+    def run(self) -> None:
+        batches = Watched(
+            job="rolling_sum",
+            topic="numbers",
+            fingerprint=None,
+            lease=self.lease,
+            checkpoint=self.checkpoint,
+            table=self.table,
+            client=NO_CLIENT,
+            cluster_id="c1",
+            topic_id="t1",
+            begins={},
+            stage=self._stage,
+            announce=self._announce,
+            while_kafka_answers=lambda: self.reach("topic"),
+        )
+        batches(NO_FRAME, 2)
+
+    def reach(self, moment: str, _batch: int = 0) -> None:
+        if moment == self.overtaken_at:
+            self.control.end(self.lease.epoch, Receipt(time=time.time(), clean=False, cause="it slept"))
+            self.control.reserve(Owner.this_process())
+
+    def _stage(self, _frame: Any, folder: Path, _batch: Batch) -> None:
+        for number in range(2):
+            file = folder / "slice=a" / f"{number}.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table({"number": [number]}), file)
+
+    def _announce(self, files: list[Path], batch: Batch) -> None:
+        assert len(files) == 2
+        self.sent.append(batch.number)
+        self.reach("sent")
+
+    def seen(self) -> tuple[int, int, list[int]]:
+        """Rows and files of the table, and which batches were sent."""
+        table = DeltaTable(self.table.path)
+        return rows_by_partition(table).total(), len(table.file_uris()), self.sent
+
+
+@pytest.fixture
+def scene(tmp_path: Path, checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
+    scene = Scene(tmp_path / "lake", checkpoint_path)
+    monkeypatch.setattr(microbatch, "reach", scene.reach)
+    yield scene
+    scene.lease.release(Receipt(time=time.time(), clean=True, cause="end of the test"))
+
+
+def test_undisturbed_it_is_committed_sent_and_merged(scene: Scene) -> None:
+    scene.run()
+    assert scene.seen() == (2, 1, [2])
+    note = last_note(scene.table.path)
+    assert note is not None
+    assert note.batch == 2
+
+
+@pytest.mark.parametrize(
+    ("moment", "seen"),
+    [
+        (FailPoint.PLANNED, (0, 0, [])),
+        (FailPoint.STAGED, (0, 0, [])),
+        ("topic", (0, 0, [])),
+        (FailPoint.TABLE_COMMITTED, (2, 2, [])),
+        ("sent", (2, 2, [2])),
+    ],
+)
+def test_overtaken_it_does_nothing_more(scene: Scene, moment: str, seen: tuple[int, int, list[int]]) -> None:
+    scene.overtaken_at = moment
+    with pytest.raises(LeaseLostError, match="epoch 1 of 'rolling_sum' was overtaken"):
+        scene.run()
+    assert scene.seen() == seen
