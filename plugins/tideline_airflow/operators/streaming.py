@@ -120,11 +120,10 @@ class StreamingJobOperator(BaseOperator):
         text = f"stream {self.job}, epoch {epoch.number}: {receipt.cause} (driver's log: {log or 'none'})"
         if failed < LOOP_FAILURES:
             raise StreamFailedError(text)
-        loop = f"It has failed {failed} times in a row: mend it, then `tideline streams restart {self.job}`"
-        Incidents.of(Settings.from_env().lake_root).open(
-            crash_loop(self.job), f"stream {self.job} fails again and again: {receipt.cause}"
-        )
-        raise AirflowFailException(f"{text}. {loop}")
+        way_out = f"mend it, then `tideline streams restart {self.job}`"
+        told = f"stream {self.job} fails again and again: {receipt.cause}; {way_out}"
+        Incidents.of(Settings.from_env().lake_root).open(crash_loop(self.job), told)
+        raise AirflowFailException(f"{text}. It has failed {failed} times in a row: {way_out}")
 
     def _launch(self, control: Control) -> int:
         """Submit a driver for the next epoch; its log is a file beside the tasks' logs."""
