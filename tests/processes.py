@@ -48,8 +48,10 @@ def finish(driver: subprocess.Popen[bytes], log: Path, seconds: float = DEADLINE
     try:
         return driver.wait(seconds)
     except subprocess.TimeoutExpired:
-        driver.kill()
         raise AssertionError(f"still running after {seconds} s:\n{log.read_text()[-4000:]}") from None
+    finally:
+        # A JVM takes its time to see that its Python is gone.
+        end(driver)
 
 
 def signal_group(driver: subprocess.Popen[bytes], number: signal.Signals) -> None:
