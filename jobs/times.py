@@ -15,6 +15,11 @@ def parse_time(text: str) -> int:
     return round(moment.timestamp() * 1000)
 
 
+def utc(seconds: float) -> str:
+    """Seconds since 1970 as a person reads them."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
 def iso(time_ms: int) -> str:
     """The same as text."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

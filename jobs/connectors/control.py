@@ -42,6 +42,7 @@ from jobs.connectors.epochs import (
 )
 from jobs.pipelines.spec import control_of
 from jobs.refusal import Refusal
+from jobs.times import utc
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,11 @@ class Control:
         """The epoch that holds; 0 if nobody ever did."""
         return max(self._numbers(), default=0)
 
+    def newest_epoch(self) -> Epoch | None:
+        """All that is known of the epoch that holds."""
+        newest = self.newest()
+        return self.epoch(newest) if newest else None
+
     def history(self) -> list[Epoch]:
         """The last epochs, the newest last."""
         return [self.epoch(number) for number in sorted(self._numbers())]
@@ -112,8 +118,7 @@ class Control:
 
     def settle(self) -> None:
         """Write the receipt of a driver that died without a word."""
-        newest = self.newest()
-        epoch = self.epoch(newest) if newest else None
+        epoch = self.newest_epoch()
         if epoch and self.health(epoch) is Health.DEAD:
             self._bury(epoch)
 
@@ -218,26 +223,31 @@ def death_of(epoch: Epoch) -> str:
     if epoch.beat is None or epoch.is_launch:
         how = "has ended" if is_gone(epoch) else f"showed nothing for {LAUNCH_SECONDS:.0f} s"
         return f"the driver did not start: {who} {how}; the last line of its log: {last_words(epoch)}"
-    done = ", ".join(f"{q.topic} batch {q.batch}" for q in epoch.beat.queries if q.batch is not None)
+    done = ", ".join(f"{q.topic} batch {q.batch}" for q in epoch.queries if q.batch is not None)
     return (
         f"the driver died without a word (killed, or out of memory): {who}, last heartbeat "
-        f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(epoch.beat.time))} UTC, after {done or 'no batch'}"
+        f"{utc(epoch.beat.time)} UTC, after {done or 'no batch'}"
     )
 
 
 def last_words(epoch: Epoch) -> str:
     """What its log says last that a reader can use: the sentence of a refusal, else the last line."""
-    if epoch.beat is None or epoch.beat.log is None:
+    if epoch.log is None:
         return "no log is known"
     try:
-        with Path(epoch.beat.log).open("rb") as log_file:
-            log_file.seek(max(0, os.fstat(log_file.fileno()).st_size - _TAIL_BYTES))
-            lines = log_file.read().decode(errors="replace").split("\n")
+        lines = tail(Path(epoch.log), _TAIL_BYTES).split("\n")
     except OSError as error:
-        return f"{epoch.beat.log} cannot be read here ({error.strerror})"
+        return f"{epoch.log} cannot be read here ({error.strerror})"
     told = [line.strip() for line in lines if line.strip()]
     sentences = [line for line in told if line.startswith("tideline: ")]
     return next(iter(sentences[-1:] or told[-1:]), "it is empty")[:_WORDS]
+
+
+def tail(log_file: Path, limit_bytes: int) -> str:
+    """The end of a log."""
+    with log_file.open("rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - limit_bytes))
+        return stream.read().decode(errors="replace")
 
 
 class Lease:

@@ -180,9 +180,19 @@ class Epoch:
         return self.beat.time if self.beat else self.taken
 
     @property
+    def queries(self) -> tuple[QueryProgress, ...]:
+        """What it last said of its queries."""
+        return self.beat.queries if self.beat else ()
+
+    @property
+    def log(self) -> str | None:
+        """Where its log is, if it has said so."""
+        return self.beat.log if self.beat else None
+
+    @property
     def lag(self) -> int | None:
         """How many records wait, over all queries that know."""
-        known = [query.lag for query in (self.beat.queries if self.beat else ()) if query.lag is not None]
+        known = [query.lag for query in self.queries if query.lag is not None]
         return sum(known) if known else None
 
 

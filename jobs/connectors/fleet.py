@@ -19,6 +19,7 @@ from jobs.connectors.incidents import Incidents, crash_loop, stalled
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
 from jobs.refusal import Refusal
+from jobs.times import utc
 
 DRAIN_SECONDS = 3600.0
 # The driver ends itself when its patience is over; nobody else need wait much longer.
@@ -79,9 +80,7 @@ class Fleet:
             if self.api:
                 self.api.pause(dag_id_of(job))
         patience = seconds or (DRAIN_SECONDS if drain else STOP_SECONDS)
-        asked = self._ask(jobs, Stop(time=time.time(), by=by, seconds=patience, drain=drain))
-        for job, epoch in asked.items():
-            self._await_end(job, epoch, patience + (STOP_SECONDS if drain else 0) + _MARGIN_SECONDS)
+        asked = self._end(jobs, Stop(time=time.time(), by=by, seconds=patience, drain=drain))
         for job in jobs:
             if self.api:
                 # A paused DAG keeps its run open for ever, with nothing that would run in it.
@@ -93,12 +92,7 @@ class Fleet:
 
     def start(self, jobs: Sequence[str], *, by: str) -> None:
         """Unpause the DAGs; a job that waits after failures is started at once."""
-        api = self._airflow("start")
-        before = {job: self._forgive(job, by) for job in jobs}
-        for job in jobs:
-            api.unpause(dag_id_of(job))
-        for job in jobs:
-            self._await_start(job, before[job])
+        self._begin(self._airflow("start"), jobs, by)
 
     def restart(self, jobs: Sequence[str], *, by: str, seconds: float | None = None) -> None:
         """Let the drivers end after their micro-batch, and others begin where they ended; what is off stays off."""
@@ -107,15 +101,8 @@ class Fleet:
         for job in off:
             self.report(f"{job}: is off, and stays off")
         jobs = [job for job in jobs if job not in off]
-        patience = seconds or STOP_SECONDS
-        asked = self._ask(jobs, Stop(time=time.time(), by=by, seconds=patience))
-        for job, epoch in asked.items():
-            self._await_end(job, epoch, patience + _MARGIN_SECONDS)
-        before = {job: self._forgive(job, by) for job in jobs}
-        for job in jobs:
-            api.unpause(dag_id_of(job))
-        for job in jobs:
-            self._await_start(job, before[job])
+        self._end(jobs, Stop(time=time.time(), by=by, seconds=seconds or STOP_SECONDS))
+        self._begin(api, jobs, by)
 
     def _control(self, job: str) -> Control:
         return Control.of(self.lake_root, job)
@@ -127,23 +114,36 @@ class Fleet:
             )
         return self.api
 
+    def _begin(self, api: AirflowApi, jobs: Sequence[str], by: str) -> None:
+        before = {job: self._forgive(job, by) for job in jobs}
+        for job in jobs:
+            api.unpause(dag_id_of(job))
+        for job in jobs:
+            self._await_start(job, before[job])
+
+    def _end(self, jobs: Sequence[str], stop: Stop) -> dict[str, int]:
+        """Ask every driver that lives, and wait until they have ended; the epochs that were asked."""
+        asked = self._ask(jobs, stop)
+        for job, epoch in asked.items():
+            self._await_end(job, epoch, stop.patience_seconds + _MARGIN_SECONDS)
+        return asked
+
     def _ask(self, jobs: Sequence[str], stop: Stop) -> dict[str, int]:
-        """Ask every driver that lives; the epochs that were asked."""
         asked = {}
         for job in jobs:
             control = self._control(job)
-            newest = control.newest()
-            if newest and control.health(control.epoch(newest)).alive:
-                control.ask_to_stop(newest, stop)
-                asked[job] = newest
-                self.report(f"{job}: epoch {newest} is asked to {'drain and stop' if stop.drain else 'stop'}")
+            epoch = control.newest_epoch()
+            if epoch and control.health(epoch).alive:
+                control.ask_to_stop(epoch.number, stop)
+                asked[job] = epoch.number
+                self.report(f"{job}: epoch {epoch.number} is asked to {'drain and stop' if stop.drain else 'stop'}")
         return asked
 
     def _await_end(self, job: str, epoch: int, seconds: float) -> None:
         control, deadline = self._control(job), time.monotonic() + seconds
         while control.health(known := control.epoch(epoch)).alive:
             if time.monotonic() > deadline:
-                raise Refusal(f"{job}: epoch {epoch} did not end within {seconds:.0f} s: see {_log(known.beat)}")
+                raise Refusal(f"{job}: epoch {epoch} did not end within {seconds:.0f} s: see {known.log}")
             time.sleep(_POLL_SECONDS)
         control.settle()
         receipt = control.epoch(epoch).receipt
@@ -185,7 +185,7 @@ class Fleet:
             return StreamState(job=job, state="never started", wanted=wanted, failures=0, cause="", **nothing)
         epoch = history[-1]
         health, beat = control.health(epoch), epoch.beat
-        batches = [query.batch for query in (beat.queries if beat else ()) if query.batch is not None]
+        batches = [query.batch for query in epoch.queries if query.batch is not None]
         return StreamState(
             job=job,
             state=health,
@@ -199,7 +199,7 @@ class Fleet:
             failures=failures(history),
             cause=_cause(epoch, job, health, wanted),
             ui=beat.ui if beat and health.alive else None,
-            log=_log(beat),
+            log=epoch.log,
         )
 
     def incidents(self, jobs: Iterable[str] = STREAMS) -> list[str]:
@@ -215,10 +215,6 @@ def _cause(epoch: Epoch, job: str, health: Health, wanted: bool | None) -> str:
     if health.alive and wanted is False:
         return f"its DAG is paused: the driver goes on, nobody would restart it; to end it: tideline streams stop {job}"
     return epoch.receipt.cause if epoch.receipt else ""
-
-
-def _log(beat: Any) -> str | None:
-    return beat.log if beat else None
 
 
 def known_jobs(jobs: Sequence[str]) -> tuple[str, ...]:
@@ -238,7 +234,7 @@ def table(states: Iterable[StreamState]) -> Table:
     """For people."""
     shown = Table("stream", "wanted", "state", "epoch", "since (UTC)", "batch", "rows/s", "lag", "why")
     for state in states:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(state.since)) if state.since else ""
+        since = utc(state.since) if state.since else ""
         shown.add_row(
             state.job,
             {True: "on", False: "off", None: "?"}[state.wanted],

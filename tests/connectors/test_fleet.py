@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from jobs.connectors import control as control_module
+from jobs.connectors import epochs
 from jobs.connectors import fleet as module
 from jobs.connectors.control import LOG_VARIABLE, Control, Lease
 from jobs.connectors.epochs import (
@@ -407,7 +408,7 @@ def test_patience_runs_out_with_one_that_neither_ends_nor_dies(
     drain: bool, waits_seconds: float, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MARGIN_SECONDS", 0.1)
-    monkeypatch.setattr(module, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(epochs, "STOP_SECONDS", 0.2)
     control = Control.of(tmp_path, JOB)
     elsewhere(control, log="/logs/driver.log")
     began = time.monotonic()

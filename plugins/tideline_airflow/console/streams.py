@@ -1,6 +1,5 @@
 """One page per streaming job: its state, its progress, its epochs; its log, and the way to its Spark UI."""
 
-import time
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -11,12 +10,13 @@ from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
-from jobs.connectors.control import Control, death_of
+from jobs.connectors.control import Control, death_of, tail
 from jobs.connectors.epochs import Epoch, Health, failures
 from jobs.connectors.incidents import Incidents
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
 from jobs.settings import Settings
+from jobs.times import utc
 from tideline_airflow.links import driver_logs
 
 _TAIL_BYTES = 500_000
@@ -69,23 +69,19 @@ def stream(control: _Control) -> str:
 )
 def driver_log(control: _Control) -> str:
     """The end of the newest driver's log."""
-    newest = control.newest()
-    beat = control.epoch(newest).beat if newest else None
-    if beat is None or beat.log is None:
+    epoch = control.newest_epoch()
+    if epoch is None or epoch.log is None:
         raise HTTPException(404, f"no log of {control.job} is known: was its driver started by hand?")
-    path = Path(beat.log).resolve()
+    path = Path(epoch.log).resolve()
     if not path.is_relative_to(driver_logs(control.job).resolve()) or not path.is_file():
-        raise HTTPException(404, f"{beat.log} cannot be read here: it lies on the machine where the task ran")
-    with path.open("rb") as log:
-        log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        return log.read().decode(errors="replace")
+        raise HTTPException(404, f"{epoch.log} cannot be read here: it lies on the machine where the task ran")
+    return tail(path, _TAIL_BYTES)
 
 
 @router.get("/spark")
 def spark_ui(control: _Control) -> RedirectResponse:
     """To the Spark UI of the driver that runs."""
-    newest = control.newest()
-    epoch = control.epoch(newest) if newest else None
+    epoch = control.newest_epoch()
     if epoch is None or not control.health(epoch).alive or epoch.beat is None or epoch.beat.ui is None:
         raise HTTPException(404, f"no driver of {control.job} runs: its Spark UI has ended with it")
     return RedirectResponse(epoch.beat.ui)
@@ -108,7 +104,7 @@ def _body(control: Control, history: list[Epoch], incidents: list[str]) -> str:
                 ("topic", "batch", "rows", "rows/s", "seconds", "lag", "watermark", "last step"),
                 (
                     (q.topic, q.batch, q.rows, q.rows_per_second, q.batch_seconds, q.lag, q.watermark, _utc(q.stepped))
-                    for q in (newest.beat.queries if newest.beat else ())
+                    for q in newest.queries
                 ),
             ),
             "<h2>Epochs</h2>",
@@ -144,4 +140,4 @@ def _cell(value: object) -> str:
 
 
 def _utc(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(moment)) + " UTC"
+    return f"{utc(moment)} UTC"

@@ -14,10 +14,9 @@ from jobs.times import parse_time
 from tideline_airflow.hooks.airflow import AirflowHook
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
+from tideline_airflow.tables import as_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from jobs.connectors.fleet import Fleet, StreamState
 
 _LOG_WIDTH = 160
@@ -86,7 +85,7 @@ class ControlStreamsOperator(BaseOperator):
     def _show(self, states: "list[StreamState]") -> None:
         from jobs.connectors import fleet
 
-        self.log.info("Streams:\n%s", _as_text(fleet.table(states)))
+        self.log.info("Streams:\n%s", as_text(fleet.table(states), _LOG_WIDTH))
 
 
 class ResetStreamOperator(BaseOperator):
@@ -130,15 +129,6 @@ class ResetStreamOperator(BaseOperator):
             # Trying again would be refused again.
             raise AirflowFailException(str(refusal)) from refusal
         done = "Done: start the stream." if self.apply else "Nothing is changed: this was a dry run."
-        self.log.info("%s\n%s\n%s", _as_text(planned.table()), "\n".join(planned.effects()), done)
+        self.log.info("%s\n%s\n%s", as_text(planned.table(), _LOG_WIDTH), "\n".join(planned.effects()), done)
         context["ti"].xcom_push(RUN_NOTE, "\n\n".join([done, *planned.effects()])[:RUN_NOTE_LENGTH])
         return planned.as_rows()
-
-
-def _as_text(table: "Table") -> str:
-    from rich.console import Console
-
-    console = Console(width=_LOG_WIDTH, color_system=None)
-    with console.capture() as shown:
-        console.print(table)
-    return shown.get()

@@ -116,8 +116,7 @@ class StreamingJobOperator(BaseOperator):
 
     def _fail(self, control: Control, epoch: Epoch, receipt: Receipt) -> NoReturn:
         failed = failures(control.history())
-        log = epoch.beat.log if epoch.beat else None
-        text = f"stream {self.job}, epoch {epoch.number}: {receipt.cause} (driver's log: {log or 'none'})"
+        text = f"stream {self.job}, epoch {epoch.number}: {receipt.cause} (driver's log: {epoch.log or 'none'})"
         if failed < LOOP_FAILURES:
             raise StreamFailedError(text)
         way_out = f"mend it, then `tideline streams restart {self.job}`"

@@ -9,6 +9,7 @@ from jobs import pipelines
 from jobs.refusal import Refusal
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
+from tideline_airflow.tables import as_text
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
@@ -34,17 +35,12 @@ class PlanTopicsOperator(BaseOperator):
             self._act(client, self._plan(client, context))
 
     def _plan(self, client: "KafkaAdminClient", context: Context) -> "tuple[Step, ...]":
-        from rich.console import Console
-
         from jobs.connectors import topics
 
         steps = topics.survey(client, pipelines.topics())
         context["ti"].xcom_push("plan", [step.as_row() for step in steps])
         context["ti"].xcom_push(RUN_NOTE, topics.markdown(steps, RUN_NOTE_LENGTH))
-        console = Console(width=_LOG_WIDTH, color_system=None)
-        with console.capture() as shown:
-            console.print(topics.table(steps))
-        self.log.info("The plan:\n%s", shown.get())
+        self.log.info("The plan:\n%s", as_text(topics.table(steps), _LOG_WIDTH))
         try:
             topics.require_no_refusal(steps)
         except Refusal as refusal:

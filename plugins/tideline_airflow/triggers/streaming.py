@@ -14,6 +14,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from jobs.connectors.control import Control
 from jobs.connectors.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
 from jobs.connectors.incidents import Incidents, crash_loop, stalled
+from jobs.times import utc
 
 POLL_SECONDS = 1.0
 _TELL_SECONDS = 60.0
@@ -102,7 +103,7 @@ def progress_of(epoch: Epoch) -> str:
     """How far each query is, in few words."""
     told = [
         f"{q.topic} batch {q.batch}, {q.rows:,} rows in {q.batch_seconds:.1f} s, lag {q.lag}"
-        for q in (epoch.beat.queries if epoch.beat else ())
+        for q in epoch.queries
         if q.batch is not None
     ]
     return f" ({'; '.join(told)})" if told else ""
@@ -111,13 +112,11 @@ def progress_of(epoch: Epoch) -> str:
 def stall_of(job: str, epoch: Epoch) -> str:
     """The sentence of a stalled stream. It names no growing number, else each look would be news."""
     stuck = [
-        f"{query.topic} since {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(query.stepped))} UTC, "
-        f"after batch {query.batch}"
+        f"{query.topic} since {utc(query.stepped)} UTC, after batch {query.batch}"
         for query in stalled_queries(epoch, time.time())
     ]
-    log = epoch.beat.log if epoch.beat else None
     return (
         f"stream {job} lives but makes no step: {'; '.join(stuck)}. It is left alone. Look at its Spark UI and at "
-        f"{log or 'its log'}: is Kafka slow, the disk full, a batch too large? `tideline streams restart {job}` starts "
-        "it anew"
+        f"{epoch.log or 'its log'}: is Kafka slow, the disk full, a batch too large? `tideline streams restart {job}` "
+        "starts it anew"
     )
