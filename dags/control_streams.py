@@ -24,7 +24,7 @@ hangs; it ends itself at its deadline, and is dead ten seconds after its last he
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import STREAMS
-from tideline_airflow.defaults import DEFAULT_ARGS, TAG
+from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.control import Action, ControlStreamsOperator
 
 PARAMS = {
@@ -57,6 +57,7 @@ with DAG(
     is_paused_upon_creation=False,
     params=PARAMS,
     render_template_as_native_obj=True,
+    **ALERTS,
 ):
     ControlStreamsOperator(
         task_id="control",

@@ -21,7 +21,7 @@ would write its records twice.
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import SOURCES
-from tideline_airflow.defaults import DEFAULT_ARGS, TAG
+from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.traffic import GenerateTrafficOperator
 
 PARAMS = {
@@ -60,5 +60,6 @@ with DAG(
     schedule=None,
     params=PARAMS,
     render_template_as_native_obj=True,
+    **ALERTS,
 ):
     GenerateTrafficOperator(task_id="generate", retries=0, **{name: f"{{{{ params.{name} }}}}" for name in PARAMS})

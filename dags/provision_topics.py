@@ -22,7 +22,7 @@ it. If one step is refused, nothing at all is done.
 
 from airflow.sdk import DAG
 
-from tideline_airflow.defaults import DEFAULT_ARGS, TAG
+from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.topics import ApplyTopicsOperator, PlanTopicsOperator
 
 with DAG(
@@ -33,5 +33,6 @@ with DAG(
     tags=[TAG, "kafka"],
     schedule=None,
     max_active_runs=1,
+    **ALERTS,
 ):
     PlanTopicsOperator(task_id="plan") >> ApplyTopicsOperator(task_id="apply")

@@ -25,7 +25,7 @@ start.
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import SOURCES, STREAMS
-from tideline_airflow.defaults import DEFAULT_ARGS, TAG
+from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.control import ResetStreamOperator
 
 PARAMS = {
@@ -66,5 +66,6 @@ with DAG(
     is_paused_upon_creation=False,
     params=PARAMS,
     render_template_as_native_obj=True,
+    **ALERTS,
 ):
     ResetStreamOperator(task_id="reset", retries=0, **{name: f"{{{{ params.{name} }}}}" for name in PARAMS})

@@ -34,7 +34,7 @@ from airflow.sdk import DAG
 
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
-from tideline_airflow.defaults import OWNER, TAG
+from tideline_airflow.defaults import ALERTS, ON_FAILURE, OWNER, TAG
 from tideline_airflow.operators.streaming import StreamingJobOperator
 
 for job in STREAMS:
@@ -42,12 +42,13 @@ for job in STREAMS:
         dag_id=dag_id_of(job),
         description=f"Runs the streaming job {job}.",
         doc_md=__doc__,
-        default_args={"owner": OWNER},
+        default_args={"owner": OWNER, **ON_FAILURE},
         tags=[TAG, "stream"],
         schedule="@continuous",
         # Without one Airflow 3.3 gives the second run the first one's logical date, and so never begins it.
         start_date=datetime(2026, 1, 1, tzinfo=UTC),
         max_active_runs=1,
         is_paused_upon_creation=True,
+        **ALERTS,
     ):
         StreamingJobOperator(task_id="run", job=job)

@@ -14,6 +14,10 @@ class FailPoint(StrEnum):
     PLANNED = "F1"
     STAGED = "F2"
     TABLE_COMMITTED = "F3"
+    SLICES_STAGED = "F4"
+    AUDITED = "F5"
+    PUBLISHED = "F6"
+    TOLD = "F7"
     MERGED = "F8"
     RESET_COMMITTED = "F9"
 

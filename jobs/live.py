@@ -16,11 +16,12 @@ from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import admin, latest, require
 from jobs.connectors.start import Progress, Start, check_start
-from jobs.connectors.tables import TableWriter, last_note
+from jobs.connectors.tables import PRUNE, TableWriter, last_note
 from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 from jobs.settings import Settings, binding_conf
 from jobs.transforms.aggregate import aggregate
+from jobs.transforms.counted import is_ahead
 from jobs.transforms.messages import messages
 from jobs.transforms.parse import accepted
 
@@ -53,15 +54,9 @@ def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient) -> 
 
 
 def counted(records: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The accepted records that a live job counts: not those ahead of their arrival by more than the delay.
-
-    One fast clock would otherwise drag the watermark along and make everyone else late.
-    """
-    delay = f"{pipeline.watermark_delay_seconds} seconds"
-    on_time = accepted(records, pipeline.source).where(
-        F.col("event_time") <= F.col("arrival_time") + F.expr(f"INTERVAL {delay}")
-    )
-    return on_time.withWatermark("event_time", delay)
+    """The accepted records that a live job counts: not those ahead of their arrival by more than the delay."""
+    on_time = accepted(records, pipeline.source).where(~is_ahead(pipeline))
+    return on_time.withWatermark("event_time", f"{pipeline.watermark_delay_seconds} seconds")
 
 
 def _run_query(
@@ -105,12 +100,19 @@ def _run_query(
         begins=start.reached,
         stage=stage,
         announce=announce,
+        superseded=lambda: _superseded(lease),
     )
     writer = windows.writeStream.queryName(pipeline.name).outputMode("update").foreachBatch(batches)
     writer = writer.option("checkpointLocation", str(checkpoint.path))
     trigger = {"availableNow": True} if until_caught_up else {"processingTime": f"{settings.trigger_ms} milliseconds"}
     queries = [(writer.trigger(**trigger).start(), batches)]
     return driver.run(queries, lease, stop, lambda: latest(client, [source]))
+
+
+def _superseded(lease: Lease) -> list[str]:
+    """Slices that are final and accounted for: the account names them in the job's control folder."""
+    asked = lease.control.documents.read(PRUNE) or {}
+    return list(asked.get("slices", ()))
 
 
 def _rows(windows: DataFrame, lease: Lease, batch: Batch, pipeline: Pipeline) -> DataFrame:

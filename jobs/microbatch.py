@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -53,6 +53,8 @@ class MicroBatches:
     begins: dict[int, int]
     stage: Callable[[DataFrame, Path, Batch], None]
     announce: Callable[[list[Path], Batch], None] | None = None
+    # Slices whose rows nobody needs any more.
+    superseded: Callable[[], Collection[str]] = tuple
     failure: Exception | None = None
     running: Lock = field(default_factory=Lock)
     finished: int = -1
@@ -100,7 +102,7 @@ class MicroBatches:
         self.reached = batch.note.ends[self.topic]
         self.table.discard(folder)
         self.lease.check()
-        self.table.tend()
+        self.table.tend(self.superseded)
 
     def _commit(self, folder: Path, batch: Batch) -> list[Path]:
         if self.table.has(batch.note.write_id, batch.number):

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import count
@@ -14,11 +14,17 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from jobs.connectors.tables import files_of
-from jobs.pipelines.relations import relations, tables
+from jobs.connectors.fenced import files_of
+from jobs.connectors.final import live_schema, schema_of
+from jobs.connectors.incidents import Incidents, as_table
+from jobs.connectors.ledger import SCHEMA as LEDGER
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.relations import relations, table_name, tables
+from jobs.pipelines.spec import INCIDENTS
 from jobs.refusal import Refusal
 
 _WORD = re.compile(r"\w+")
@@ -37,6 +43,9 @@ class Lake:
         self._tables = tables()
         self._relations = relations()
         self._opened: dict[str, DeltaTable] = {}
+        # Final rows are served also where no stream has ever run.
+        self._live = {table_name(p.live_table): table_name(p.final_table) for p in PIPELINES.values()}
+        self._schemas = _schemas()
 
     def query(self, sql: str) -> pa.Table:
         """The answer to one SELECT, as of now."""
@@ -45,7 +54,7 @@ class Lake:
             database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
             try:
                 _require_one_select(database, sql)
-                names = set(_WORD.findall(sql.lower()))
+                names = sorted(set(_WORD.findall(sql.lower())))
                 missing = [name for name in self._needed(names) if not self._define(database, name)]
                 return _distinct(database.sql(sql).to_arrow_table())
             except duckdb.CatalogException as error:
@@ -60,12 +69,13 @@ class Lake:
             "a DAG stream_… one job)"
         )
 
-    def _needed(self, names: set[str]) -> Iterator[str]:
-        """The relations of a query, each after those that it reads."""
-        for name in sorted(names & {*self._relations, *self._tables}):
+    def _needed(self, names: Iterable[str]) -> Iterator[str]:
+        """The relations of a query, each after those that it reads, and these in the order that it names."""
+        for name in names:
             if name in self._relations:
-                yield from self._needed(set(self._relations[name].reads))
-            yield name
+                yield from self._needed(self._relations[name].reads)
+            if name in self._relations or name in self._tables:
+                yield name
 
     def _define(self, database: duckdb.DuckDBPyConnection, name: str) -> bool:
         """Make a relation known; False if a table that it needs does not exist."""
@@ -75,11 +85,23 @@ class Lake:
                 return False
             database.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {relation.sql}")
             return True
-        table = self._table(name)
-        if table is None:
+        found = self._rows(name)
+        if found is None:
             return False
-        database.register(name, files_of(table, self._root / self._tables[name]))
+        database.register(name, found)
         return True
+
+    def _rows(self, name: str) -> ds.Dataset | pa.Table | None:
+        """What is in a table; nothing in one that no batch job has written yet, none of one that no stream has."""
+        if self._tables[name] == INCIDENTS:
+            return as_table(Incidents.of(self._root).all())
+        table, schema = self._table(name), self._schemas.get(name)
+        if table is not None:
+            added = schema if name in self._live.values() else None
+            return files_of(table, self._root / self._tables[name], added)
+        if schema is None or (name in self._live and self._table(self._live[name]) is None):
+            return None
+        return schema.empty_table()
 
     def _table(self, name: str) -> DeltaTable | None:
         path = self._root / self._tables[name]
@@ -92,6 +114,16 @@ class Lake:
             except TableNotFoundError:
                 return None
         return self._opened[name]
+
+
+def _schemas() -> dict[str, pa.Schema]:
+    """The columns of tables as the definitions give them: what is not written yet is empty, or null."""
+    found: dict[str, pa.Schema] = {}
+    for pipeline in PIPELINES.values():
+        found[table_name(pipeline.live_table)] = live_schema(pipeline)
+        found[table_name(pipeline.final_table)] = schema_of(pipeline)
+        found[table_name(pipeline.ledger_table)] = LEDGER
+    return found
 
 
 def _require_one_select(database: duckdb.DuckDBPyConnection, sql: str) -> None:

@@ -70,6 +70,7 @@ class Settings:
     ingest_trigger_ms: int
     max_offsets: int
     stall_seconds: int
+    live_kept_seconds: int
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
@@ -89,6 +90,7 @@ class Settings:
             ingest_trigger_ms=whole_number(env, "INGEST_TRIGGER_MS", 2000),
             max_offsets=whole_number(env, "STREAM_MAX_OFFSETS", 5_000_000),
             stall_seconds=whole_number(env, "STREAM_STALL_SECONDS", 180),
+            live_kept_seconds=whole_number(env, "LIVE_KEPT_SECONDS", 3600),
         )
 
 

@@ -117,7 +117,8 @@ class Airflow:
         login = {"login": self.settings.airflow_user, "password": self.password()}
         airflow = {"conn_type": "tideline_airflow", "host": self.settings.airflow_url, **login}
         connections = {"spark_default": spark, "tideline_kafka": kafka, "tideline_airflow": airflow}
-        return {f"AIRFLOW_CONN_{name.upper()}": json.dumps(connection) for name, connection in connections.items()}
+        ours = {f"AIRFLOW_CONN_{name.upper()}": json.dumps(connection) for name, connection in connections.items()}
+        return {**self.settings.alerts, **ours}
 
     def _configuration(self) -> dict[str, str]:
         settings, drawn, logs = self.settings, self._secrets(), self.settings.home / "logs"

@@ -11,6 +11,8 @@ from jobs.settings import PROJECT, Settings, read_env_file, whole_number
 from local.ports import LOOPBACK
 
 _OWN_ADDRESSES = (LOOPBACK, "localhost")
+# Where alerts go: Airflow reads connections from its environment, and not from `.env`.
+_ALERTS = ("AIRFLOW_CONN_TIDELINE_SMTP", "AIRFLOW_CONN_TIDELINE_APPRISE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class StackSettings:
     airflow_password: str | None = field(repr=False)
     airflow_parallelism: int
     maven_url: str | None
+    alerts: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
@@ -45,6 +48,7 @@ class StackSettings:
             airflow_password=env.get("AIRFLOW_ADMIN_PASSWORD") or None,
             airflow_parallelism=whole_number(env, "AIRFLOW_PARALLELISM", 8),
             maven_url=env.get("TIDELINE_MAVEN_URL") or None,
+            alerts={name: env[name] for name in _ALERTS if env.get(name)},
         )
 
     @property

@@ -49,7 +49,7 @@ def read_table(path: Path) -> Table:
 
 
 def is_reset(note: dict[str, Any]) -> bool:
-    return note["batch"] is None
+    return "batch" in note and note["batch"] is None
 
 
 def ranges_defects(notes: Iterable[dict[str, Any]], topic: str) -> list[str]:
@@ -248,3 +248,46 @@ def _in_ranges(by_partition: dict[int, list[Record]], ranges: dict[str, list[int
 def _ms(moment: datetime) -> int:
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return round(aware.timestamp() * 1000)
+
+
+def final_defects(lake: Path, pipeline: str, records: list[Record]) -> list[str]:
+    """Every final slice holds exactly what the oracle makes of the events within its header's offsets."""
+    rows = read_table(lake / "final" / pipeline).rows
+    headers = {row["final_slice"]: json.loads(row["header"]) for row in rows if row.get("final_slice")}
+    windows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row.get("window_start") is not None:
+            windows[row["slice"]].append(row)
+    defects = [f"rows without a header: slice {name}" for name in sorted(set(windows) - set(headers))]
+    events = [event for record in records if (event := oracle.accept(oracle.SOURCE_OF[pipeline], record))]
+    for name, header in headers.items():
+        defects += _slice_defects(pipeline, name, header, windows[name], events)
+    return defects
+
+
+def _slice_defects(
+    pipeline: str, name: str, header: dict[str, Any], rows: list[dict[str, Any]], events: list[oracle.Event]
+) -> list[str]:
+    start = round(datetime.strptime(name, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
+    end = start + header["slice_seconds"] * 1000
+    ends = {int(partition): offset for partition, offset in header["offsets"].items()}
+    counted = [event for event in events if event.record.offset < ends.get(event.record.partition, 0)]
+    wanted = {at: row for at, row in oracle.aggregate(pipeline, counted).items() if start <= at[0] < end}
+    key = "word" if pipeline == "word_count" else "key"
+    found = {(_ms(row["window_start"]), row[key]): row for row in rows}
+    defects = [f"double: {len(rows) - len(found)} windows of slice {name}"] if len(found) < len(rows) else []
+    defects += [f"missing: slice {name} window {at}" for at in sorted(set(wanted) - set(found))]
+    defects += [f"invented: slice {name} window {at}" for at in sorted(set(found) - set(wanted))]
+    for at in sorted(set(found) & set(wanted)):
+        said = {measure: found[at][measure] for measure in wanted[at]}
+        if said != wanted[at]:
+            defects.append(f"wrong: slice {name} window {at} is {said}, not {wanted[at]}")
+    versions = {row["version"] for row in rows} - {header["version"]}
+    if versions:
+        defects.append(f"mixed: slice {name} has versions {versions} beside {header['version']}")
+    if header["rows"] != len(rows):
+        defects.append(f"counts: slice {name} says {header['rows']} rows, has {len(rows)}")
+    inside = sum(start <= event.event_ms < end for event in counted)
+    if header["events"] != inside:
+        defects.append(f"counts: slice {name} says {header['events']} events, has {inside}")
+    return defects

@@ -16,7 +16,8 @@ from jobs.connectors import tables
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Control, Lease, LeaseLostError
 from jobs.connectors.epochs import Owner, Receipt
-from jobs.connectors.tables import TableWriter, last_note, rows_by_partition
+from jobs.connectors.fenced import rows_by_partition
+from jobs.connectors.tables import TableWriter, last_note
 from jobs.failpoints import FailPoint
 from jobs.microbatch import Batch, MicroBatches
 from tests.connectors import test_checkpoint

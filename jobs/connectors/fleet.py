@@ -15,7 +15,7 @@ from rich.table import Table
 from jobs.connectors.airflow_api import AirflowApi
 from jobs.connectors.control import Control, death_of
 from jobs.connectors.epochs import STOP_SECONDS, Epoch, Health, Stop, Wait, failures
-from jobs.connectors.incidents import Incidents, crash_loop, stalled
+from jobs.connectors.incidents import Incidents, crash_loop, failed_run, stalled
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
 from jobs.refusal import Refusal
@@ -87,7 +87,7 @@ class Fleet:
                 self.api.end_runs(dag_id_of(job), "success", f"stopped by {by}")
             if job not in asked:
                 self.report(f"{job}: no driver runs")
-            for key in (crash_loop(job), stalled(job)):
+            for key in (crash_loop(job), stalled(job), failed_run(dag_id_of(job))):
                 Incidents.of(self.lake_root).close(key, f"switched off by {by}")
 
     def start(self, jobs: Sequence[str], *, by: str) -> None:

@@ -1,20 +1,35 @@
-"""What an operator must know: opened once, updated, closed when it is over.
+"""What an operator must know: opened once, updated, closed when it is over; and what was told of it, to whom.
 
-An incident is a row of small documents, each created once and never changed; readers fold them.
+An incident is a row of small documents, readers fold them:
+
+    KEY-NUMBER                  a word: opened, updated or closed; created once and never changed
+    KEY-NUMBER.told             nothing up to this word is left to tell
+    KEY-NUMBER.CHANNEL.TRY      a message about this word: claimed by one who sends it, then sent
+    dag.DAG.seen                the newest run of a DAG of whose failure somebody has taken notice
+
+At most one message is due per incident: that it is open, or that it is over. One that is over before anybody was told
+of its opening is told once, by its end, which says what it was.
 """
 
+import re
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jobs.connectors.documents import Documents
 from jobs.pipelines.spec import INCIDENTS
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 # News of an open incident is kept once an hour: one that repeats every few minutes needs no line for each time.
 _NEWS_SECONDS = 3600.0
+# A claim without a word after it is dead: far longer than any channel takes to send, or to give up.
+CLAIM_SECONDS = 600.0
+_NAME = re.compile(r"(?P<key>.+)-(?P<number>\d{6,})(?:\.(?P<told>told)|\.(?P<channel>\w+)\.(?P<attempt>\d+))?")
 
 
 def crash_loop(job: str) -> str:
@@ -27,23 +42,106 @@ def stalled(job: str) -> str:
     return f"stream.{job}.stalled"
 
 
+def blocked(pipeline: str, slice_: str) -> str:
+    """The key of a slice that its checks keep from being published."""
+    return f"recompute.{pipeline}.blocked.{slice_}"
+
+
+def served(pipeline: str) -> str:
+    """The key of rows that are served and fail their checks."""
+    return f"check.{pipeline}.served"
+
+
+def unexplained(pipeline: str) -> str:
+    """The key of a difference between live and final rows that nothing explains."""
+    return f"account.{pipeline}.unexplained"
+
+
+def failed_run(dag_id: str) -> str:
+    """The key of a DAG whose newest run failed."""
+    return f"dag.{dag_id}.failed"
+
+
+def missed_deadline(dag_id: str) -> str:
+    """The key of a DAG with a run that is late."""
+    return f"dag.{dag_id}.deadline"
+
+
 class Happening(StrEnum):
     """What a document says."""
 
     OPENED = "opened"
     UPDATED = "updated"
     CLOSED = "closed"
+    TOLD = "told"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One incident as it stands: opened at, last word at, and whether it is over."""
+    """One incident as it stands: opened at, last word at, whether it is over, and whether people were told so."""
 
     key: str
     opened: float
     updated: float
     text: str
     closed: bool
+    link: str | None = None
+    # The last word before it was closed.
+    was: str | None = None
+    told_opened: bool = False
+    told_closed: bool = False
+
+    @property
+    def told(self) -> bool:
+        """Whether there is nothing left to tell."""
+        return self.told_closed if self.closed else self.told_opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untold:
+    """A message that is due: about which word, what else it covers, and which channels have it already."""
+
+    incident: Incident
+    number: int
+    newest: int
+    sent: frozenset[str]
+    attempts: Mapping[str, int]
+
+    @property
+    def due(self) -> float:
+        """Since when it is due."""
+        return self.incident.updated if self.incident.closed else self.incident.opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Word:
+    number: int
+    happening: str
+    time: float
+    text: str
+    link: str | None
+
+    @property
+    def closes(self) -> bool:
+        return self.happening == Happening.CLOSED
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """The documents of one key, by their names alone."""
+
+    key: str
+    words: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+    messages: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> int:
+        return max(self.words, default=0)
+
+    @property
+    def is_told(self) -> bool:
+        return max(self.told, default=0) >= self.newest
 
 
 class Incidents:
@@ -58,21 +156,24 @@ class Incidents:
         """Those of the lake below a root."""
         return cls(Documents.at(lake_root / INCIDENTS))
 
-    def open(self, key: str, text: str) -> bool:
+    def open(self, key: str, text: str, *, link: str | None = None) -> bool:
         """Open an incident, or say something new about one that is open; whether it was opened now."""
-        names = self._names(key)
-        last = self._last(key, names)
-        if last is None or last.closed:
-            return self._add(key, names, Happening.OPENED, text)
-        if last.text != text and time.time() - last.updated > _NEWS_SECONDS:
-            self._add(key, names, Happening.UPDATED, text)
+        row = self._row(key)
+        last = self._last(row)
+        if last is None or last.closes:
+            return self._add(row, Happening.OPENED, text, link)
+        if last.text != text and time.time() - last.time > _NEWS_SECONDS:
+            added = self._add(row, Happening.UPDATED, text, link)
+            if added and row.is_told:
+                # News of what was told is no message of its own.
+                self._settle(key, row.newest + 1, ())
         return False
 
     def close(self, key: str, text: str) -> bool:
         """Close an incident; whether it was open."""
-        names = self._names(key)
-        last = self._last(key, names)
-        return last is not None and not last.closed and self._add(key, names, Happening.CLOSED, text)
+        row = self._row(key)
+        last = self._last(row)
+        return last is not None and not last.closes and self._add(row, Happening.CLOSED, text, None)
 
     def still_open(self, *prefixes: str) -> list[Incident]:
         """Those that are not over and whose key begins so."""
@@ -80,38 +181,159 @@ class Incidents:
 
     def all(self) -> list[Incident]:
         """Every incident, the one with the newest word first."""
-        by_key = groupby(self._documents.names(), key=_key)
-        found = [incident for key, names in by_key for incident in self._fold(key, names)]
+        found = [_incident(row, chapter) for row in self._rows().values() for chapter in self._chapters(row)]
         return sorted(found, key=lambda incident: -incident.updated)
 
-    def _names(self, key: str) -> list[str]:
-        return [name for name in self._documents.names() if _key(name) == key]
+    def untold(self) -> list[Untold]:
+        """The messages that are due, of each key in order. Only what is not told yet is read."""
+        rows = [row for row in self._rows().values() if not row.is_told]
+        found = [self._untold(row, chapter) for row in rows for chapter in self._chapters(row)]
+        return [untold for untold in found if not untold.incident.told]
 
-    def _last(self, key: str, names: list[str]) -> Incident | None:
-        return next(iter(reversed(self._fold(key, names))), None)
+    def claim(self, untold: Untold, channel: str) -> str | None:
+        """The right to send a message through a channel; none if somebody else has it and may be sending."""
+        newest = untold.attempts.get(channel, 0)
+        if newest and self._is_held(_attempt(untold, channel, newest)):
+            return None
+        name = _attempt(untold, channel, newest + 1)
+        return name if self._documents.create(name, {"time": time.time(), "sent": False}) else None
 
-    def _fold(self, key: str, names: Iterable[str]) -> list[Incident]:
-        incidents: list[Incident] = []
-        for name in names:
-            said = self._documents.read(name)
-            if said is None:
+    def note_sent(self, claim: str) -> None:
+        """The message of a claim has left."""
+        self._documents.replace(claim, {"time": time.time(), "sent": True})
+
+    def give_back(self, claim: str) -> None:
+        """The message of a claim could not be sent: whoever comes next may try."""
+        self._documents.delete(claim)
+
+    def settle(self, untold: Untold, channels: Iterable[str]) -> None:
+        """Nothing is left to tell of it: these channels have had it."""
+        self._settle(untold.incident.key, untold.newest, channels)
+
+    def note_failure(self, dag_id: str, run_id: str) -> None:
+        """Somebody has opened the incident that the failure of a run means, whatever its key."""
+        self._documents.replace(_seen(dag_id), {"run": run_id})
+
+    def knows_failure(self, dag_id: str, run_id: str) -> bool:
+        """Whether somebody has."""
+        return self._documents.read(_seen(dag_id)) == {"run": run_id}
+
+    def _settle(self, key: str, number: int, channels: Iterable[str]) -> None:
+        told = {"happening": Happening.TOLD, "time": time.time(), "channels": sorted(channels)}
+        self._documents.create(f"{_word(key, number)}.told", told)
+
+    def _is_held(self, claim: str) -> bool:
+        document = self._documents.read(claim)
+        if document is None:
+            # Given back a moment ago, or emptied by a power cut: only the latter is there, and nobody's.
+            return not self._documents.exists(claim)
+        # Clocks differ and are set anew: a claim from far in the future is as dead as an old one.
+        return bool(document["sent"]) or abs(time.time() - document["time"]) < CLAIM_SECONDS
+
+    def _rows(self) -> dict[str, _Row]:
+        """What there is, from one look at the names."""
+        rows: dict[str, _Row] = {}
+        for name in self._documents.names():
+            parts = _NAME.fullmatch(name)
+            if parts is None:
                 continue
-            closed = said["happening"] == Happening.CLOSED
-            if said["happening"] == Happening.OPENED or not incidents:
-                incidents.append(
-                    Incident(key=key, opened=said["time"], updated=said["time"], text=said["text"], closed=closed)
-                )
+            row = rows.setdefault(parts["key"], _Row(key=parts["key"]))
+            number = int(parts["number"])
+            if parts["told"]:
+                row.told.append(number)
+            elif parts["channel"]:
+                row.messages.setdefault(number, []).append((parts["channel"], int(parts["attempt"])))
             else:
-                changes = {"updated": said["time"], "text": said["text"], "closed": closed}
-                incidents[-1] = Incident(**{**asdict(incidents[-1]), **changes})
-        return incidents
+                row.words.append(number)
+        return rows
 
-    def _add(self, key: str, names: list[str], happening: Happening, text: str) -> bool:
+    def _row(self, key: str) -> _Row:
+        return self._rows().get(key) or _Row(key=key)
+
+    def _read(self, key: str, number: int) -> _Word | None:
+        said = self._documents.read(_word(key, number))
+        if said is None:
+            return None
+        known = {name: said[name] for name in ("happening", "time", "text")}
+        return _Word(number=number, link=said.get("link"), **known)
+
+    def _last(self, row: _Row) -> _Word | None:
+        """The newest word that a power cut has not emptied."""
+        words = (self._read(row.key, number) for number in sorted(row.words, reverse=True))
+        return next((word for word in words if word), None)
+
+    def _chapters(self, row: _Row) -> list[list[_Word]]:
+        """The words of each incident that had this key."""
+        chapters: list[list[_Word]] = []
+        for number in sorted(row.words):
+            word = self._read(row.key, number)
+            if word and (word.happening == Happening.OPENED or not chapters):
+                chapters.append([])
+            if word:
+                chapters[-1].append(word)
+        return chapters
+
+    def _untold(self, row: _Row, chapter: Sequence[_Word]) -> Untold:
+        incident = _incident(row, chapter)
+        number = chapter[-1].number if incident.closed else chapter[0].number
+        attempts: dict[str, int] = {}
+        sent = set()
+        for channel, attempt in row.messages.get(number, ()) if not incident.told else ():
+            attempts[channel] = max(attempt, attempts.get(channel, 0))
+            document = self._documents.read(f"{_word(row.key, number)}.{channel}.{attempt}")
+            if document and document["sent"]:
+                sent.add(channel)
+        return Untold(
+            incident=incident, number=number, newest=chapter[-1].number, sent=frozenset(sent), attempts=attempts
+        )
+
+    def _add(self, row: _Row, happening: Happening, text: str, link: str | None) -> bool:
         """The next word after those that were seen: of several that say one at once, one is heard."""
-        number = max((int(name.rpartition("-")[2]) for name in names), default=0) + 1
-        document = {"happening": happening, "time": time.time(), "text": text}
-        return self._documents.create(f"{key}-{number:06d}", document)
+        document: dict[str, Any] = {"happening": happening, "time": time.time(), "text": text}
+        return self._documents.create(
+            _word(row.key, row.newest + 1), document if link is None else {**document, "link": link}
+        )
 
 
-def _key(name: str) -> str:
-    return name.rpartition("-")[0]
+def _seen(dag_id: str) -> str:
+    return f"dag.{dag_id}.seen"
+
+
+def _word(key: str, number: int) -> str:
+    return f"{key}-{number:06d}"
+
+
+def _attempt(untold: Untold, channel: str, attempt: int) -> str:
+    return f"{_word(untold.incident.key, untold.number)}.{channel}.{attempt}"
+
+
+def _incident(row: _Row, chapter: Sequence[_Word]) -> Incident:
+    first, last = chapter[0], chapter[-1]
+    told = [number for number in row.told if first.number <= number <= last.number]
+    before = [word for word in chapter if not word.closes]
+    return Incident(
+        key=row.key,
+        opened=first.time,
+        updated=last.time,
+        text=last.text,
+        closed=last.closes,
+        link=next((word.link for word in reversed(chapter) if word.link), None),
+        was=before[-1].text if last.closes and before else None,
+        told_opened=any(number < last.number or not last.closes for number in told),
+        told_closed=last.closes and last.number in told,
+    )
+
+
+def as_table(incidents: Iterable[Incident]) -> "pa.Table":
+    """The relation `incidents`."""
+    import pyarrow as pa
+
+    moment = pa.timestamp("us", tz="UTC")
+    columns = {"key": pa.string(), "opened": moment, "updated": moment, "closed": pa.bool_()}
+    schema = pa.schema({**columns, "text": pa.string(), "link": pa.string(), "told": pa.bool_()})
+    rows = [
+        {name: getattr(incident, name) for name in schema.names}
+        | {"opened": round(incident.opened * 1e6), "updated": round(incident.updated * 1e6)}
+        for incident in incidents
+    ]
+    return pa.Table.from_pylist(rows, schema=schema)

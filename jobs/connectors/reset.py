@@ -23,9 +23,10 @@ from rich.text import Text
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Control, Lease
 from jobs.connectors.epochs import Receipt
+from jobs.connectors.fenced import rows_by_partition
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.kafka import TopicState, require
-from jobs.connectors.tables import Note, Ranges, TableWriter, last_note, rows_by_partition
+from jobs.connectors.tables import Note, Ranges, TableWriter, last_note
 from jobs.failpoints import FailPoint, reach
 from jobs.pipelines import INGEST, PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.spec import BATCHES_SLICE, Source, checkpoint_of

@@ -29,7 +29,8 @@ STREAMS = (INGEST, *PIPELINES)
 
 def topics() -> tuple[Topic, ...]:
     """Every topic that the platform reads or writes, as it should be."""
-    wanted = [source.topic for source in SOURCES.values()] + [pipeline.topic for pipeline in PIPELINES.values()]
+    wanted = [source.topic for source in SOURCES.values()]
+    wanted += [topic for pipeline in PIPELINES.values() for topic in (pipeline.topic, pipeline.final_topic)]
     if len({topic.name for topic in wanted}) < len(wanted):
         raise RefusedDefinitionError(f"a topic is named twice in {[topic.name for topic in wanted]}: rename one")
     return tuple(wanted)

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobs.pipelines import PIPELINES, SOURCES
-from jobs.pipelines.spec import BATCHES_SLICE, Pipeline, RefusedDefinitionError, Source
+from jobs.pipelines.spec import BATCHES_SLICE, INCIDENTS, Pipeline, RefusedDefinitionError, Source
 
+_INCIDENTS = "lake_incidents"
+_OF_A_SLICE = ("slice", "slice_start", "slice_end", "state", "version", "rows", "events", "late", "at", "run", "reason")
+_OF_THE_LEDGER = (*_OF_A_SLICE, "fingerprint", "boundary", "offsets", "events_version", "checksum", "docs", "commit")
 _RECORD = ("topic", "partition", "offset", "arrival_time", "event_time")
 
 
@@ -30,8 +33,10 @@ def table_name(table: str) -> str:
 def tables() -> dict[str, str]:
     """Base relation -> its table below the lake's root."""
     paths = [source.events_table for source in SOURCES.values()]
-    paths += [pipeline.live_table for pipeline in PIPELINES.values()]
-    return {table_name(path): path for path in paths}
+    for pipeline in PIPELINES.values():
+        paths += [pipeline.live_table, pipeline.final_table, pipeline.ledger_table]
+        paths += [pipeline.drift_table, pipeline.balance_table]
+    return {table_name(path): path for path in paths} | {_INCIDENTS: INCIDENTS}
 
 
 def relations(quote: str = '"') -> Mapping[str, Relation]:
@@ -45,6 +50,12 @@ def relations(quote: str = '"') -> Mapping[str, Relation]:
             if relation.name in found:
                 raise RefusedDefinitionError(f"the relation {relation.name!r} is defined twice: rename one")
             found[relation.name] = relation
+    found["incidents"] = Relation(
+        name="incidents",
+        sql=f"SELECT * FROM {_INCIDENTS}",
+        reads=(_INCIDENTS,),
+        description="What operators must know: opened, told, closed.",
+    )
     return found
 
 
@@ -69,31 +80,67 @@ def _of_source(source: Source, quote: str) -> tuple[Relation, ...]:
 
 
 def _of_pipeline(pipeline: Pipeline, quote: str) -> tuple[Relation, ...]:
+    name = pipeline.name
     current = Relation(
-        name=pipeline.name,
+        name=name,
         sql=_current_windows(pipeline, quote),
-        reads=(table_name(pipeline.live_table),),
+        # The order counts: what the live job prunes is final before, so live is read first.
+        reads=(table_name(pipeline.live_table), table_name(pipeline.final_table)),
         description=pipeline.description,
     )
+    ledger = Relation(
+        name=f"ledger_{name}",
+        sql=f"SELECT {_list(_OF_THE_LEDGER, quote)} FROM {table_name(pipeline.ledger_table)}",
+        reads=(table_name(pipeline.ledger_table),),
+        description=f"Every state of every slice of {name}, with run, boundary, versions, counts and reasons.",
+    )
+    slices = Relation(
+        name=f"slices_{name}",
+        sql=_slices(pipeline, quote),
+        reads=(ledger.name,),
+        description=f"Each slice of {name} as it stands; outdated: made by another definition.",
+    )
+    drift = _relation(f"drift_{name}", pipeline.drift_table, f"Where live and final windows of {name} differ, and why.")
+    balance = _relation(f"balance_{name}", pipeline.balance_table, f"Differences of {name} in totals, by slice.")
     views = (
-        Relation(name=view.name, sql=view.sql, reads=(pipeline.name,), description=f"View over {pipeline.name}.")
+        Relation(name=view.name, sql=view.sql, reads=(name,), description=f"View over {name}.")
         for view in pipeline.views
     )
-    return (current, *views)
+    return (current, ledger, slices, drift, balance, *views)
+
+
+def _relation(name: str, table: str, description: str) -> Relation:
+    base = table_name(table)
+    return Relation(name=name, sql=f"SELECT * FROM {base}", reads=(base,), description=description)
 
 
 def _current_windows(pipeline: Pipeline, quote: str) -> str:
-    """The newest live row of each window and key: by epoch, then batch."""
-    window = ("window_start", "window_end")
+    """The final rows of every final slice, and of the others the newest live row of each window and key."""
+    window, final = ("window_start", "window_end"), table_name(pipeline.final_table)
     columns = _list([*window, *pipeline.value_columns], quote)
-    return f"""SELECT {columns}, 'live' AS finality, 0 AS version, as_of
+    return f"""SELECT {columns}, 'final' AS finality, version, as_of
+FROM {final}
+WHERE final_slice IS NULL
+UNION ALL
+SELECT {columns}, 'live' AS finality, CAST(0 AS BIGINT) AS version, as_of
 FROM (
   SELECT *, row_number() OVER (
     PARTITION BY {_list([*window, *pipeline.keys], quote)} ORDER BY epoch DESC, batch DESC
   ) AS newest
-  FROM {table_name(pipeline.live_table)}
+  FROM {table_name(pipeline.live_table)} AS live
   WHERE slice <> '{BATCHES_SLICE}'
+    AND NOT EXISTS (SELECT 1 FROM {final} AS final WHERE final.final_slice = live.slice)
 ) AS updates
+WHERE newest = 1"""
+
+
+def _slices(pipeline: Pipeline, quote: str) -> str:
+    return f"""SELECT {_list(_OF_A_SLICE, quote)},
+  state = 'final' AND fingerprint <> '{pipeline.fingerprint}' AS outdated
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY slice ORDER BY {quote}commit{quote} DESC) AS newest
+  FROM ledger_{pipeline.name}
+) AS lines
 WHERE newest = 1"""
 
 

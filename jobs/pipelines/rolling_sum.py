@@ -9,7 +9,13 @@ _MEASURES = (
     Measure(name="mean", sql="sum(value) / count(*)", type="DECIMAL(28,10)"),
     Measure(name="events", sql="count(*)", type="BIGINT"),
 )
-_CHECKS = (Check(column="key"), Check(column="total"), Check(column="mean"), Check(column="events", minimum=1))
+_CHECKS = (
+    Check(column="key"),
+    Check(column="total"),
+    # A series that reads more is broken.
+    Check(column="mean", minimum=-1_000_000_000, maximum=1_000_000_000),
+    Check(column="events", minimum=1),
+)
 
 ROLLING_SUM = Pipeline(
     name="rolling_sum",
@@ -20,6 +26,7 @@ ROLLING_SUM = Pipeline(
     window=Window.tumbling(size_ms=1_000),
     measures=_MEASURES,
     checks=_CHECKS,
+    counts="events",
     output="sums",
     slice_seconds=60,
 )
@@ -33,6 +40,7 @@ ROLLING_SUM_SLIDING = Pipeline(
     window=Window.sliding(size_ms=1_000, slide_ms=250),
     measures=_MEASURES,
     checks=_CHECKS,
+    counts="events",
     output="sums_sliding",
     slice_seconds=60,
 )

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -17,6 +17,8 @@ _EXACT_TYPE = re.compile(r"BIGINT|STRING|TIMESTAMP|DECIMAL\((\d{1,2}),(\d{1,2})\
 _INEXACT = re.compile(r"\b(double|float|real)\b", re.IGNORECASE)
 _AGGREGATE = re.compile(r"[a-z_]\w*\s*\(", re.IGNORECASE)
 HOUR_MS = 3_600_000
+_ONE_SELECT = re.compile(r"\s*SELECT\s", re.IGNORECASE)
+_NOT_ROW_BY_ROW = re.compile(r"\b(distinct|union|intersect|except|group\s+by|limit)\b", re.IGNORECASE)
 _TOKEN = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`)|\s+""")
 # What every landed record and every live row has beside its own columns.
 _OF_A_RECORD = (
@@ -26,9 +28,13 @@ _OF_A_RECORD = (
 _OF_A_WINDOW = (
     *("window_start", "window_end", "slice", "finality", "version", "as_of", "epoch", "batch"),
     *("fingerprint", "offsets", "watermark"),
+    # Of a final row and of a header; of a row that explains a difference.
+    *("run", "final_slice", "header", "live", "final", "unexplained", "causes"),
 )
 # Where a live table keeps its rows about micro-batches, beside the slices of windows.
 BATCHES_SLICE = "batches"
+# Where a final table keeps the headers of a day's slices: this, and the day.
+HEADERS_SLICE = "headers-"
 
 
 class RefusedDefinitionError(ValueError):
@@ -282,6 +288,11 @@ class Window:
         """How far past its slice a window may extend."""
         return self.size_ms if self.kind is WindowKind.SESSION else self.size_ms - self.slide_ms
 
+    @property
+    def look_back_ms(self) -> int:
+        """How far before its slice an event may lie that changes a window of the slice."""
+        return self.size_ms if self.kind is WindowKind.SESSION else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
@@ -348,8 +359,10 @@ class View:
 class Pipeline:
     """One definition for the streaming job and the batch recompute.
 
-    ``transform`` is a Spark SQL query over the source (named in braces) that keeps ``event_time``;
-    ``keys`` are the columns it is grouped by, beside the window.
+    ``transform`` is one Spark SQL SELECT over the source (named in braces) that keeps ``event_time``; ``keys`` are the
+    columns it is grouped by, beside the window, of ``key_types`` (STRING if none is said). ``counts`` names the measure
+    that counts every event once in each of its windows, if there is one: the audit compares it with what was landed. A
+    final slice is reopened by more late events than ``reopen_rows``, or than this share of its events.
     """
 
     name: str
@@ -365,12 +378,21 @@ class Pipeline:
     slice_seconds: int = 300
     watermark_delay_seconds: int = 5
     allowed_lateness_seconds: int = 60
+    key_types: tuple[str, ...] = ()
+    counts: str | None = None
+    reopen_rows: int = 1000
+    reopen_share: float = 0.01
 
     def __post_init__(self) -> None:
         """Refuse a definition whose layers could not agree."""
         _check_name("pipeline", self.name)
         _check_name("output", self.output)
         _check_sql(f"pipeline {self.name!r}: transform", self.transform)
+        _require(
+            _ONE_SELECT.match(self.transform) is not None and _NOT_ROW_BY_ROW.search(self.transform) is None,
+            f"pipeline {self.name!r}: transform must be one SELECT that works row by row, without DISTINCT, UNION or "
+            f"GROUP BY, so that each row of it comes from one event: {self.transform!r}",
+        )
         _require(
             f"{{{self.source.name}}}" in self.transform and "event_time" in self.transform,
             f"pipeline {self.name!r}: transform must select event_time FROM {{{self.source.name}}}: {self.transform!r}",
@@ -384,6 +406,21 @@ class Pipeline:
         unknown = [check.column for check in self.checks if check.column not in self.value_columns]
         _require(
             not unknown, f"pipeline {self.name!r}: checks on {unknown}, which are not in {list(self.value_columns)}"
+        )
+        _require(
+            len(self.key_types) in (0, len(self.keys)),
+            f"pipeline {self.name!r}: key_types={list(self.key_types)} must say one type for each of {list(self.keys)}",
+        )
+        for key_type in self.key_types:
+            _check_type(f"pipeline {self.name!r}: key", key_type)
+        _require(
+            self.counts is None or any(m.name == self.counts and m.type == "BIGINT" for m in self.measures),
+            f"pipeline {self.name!r}: counts={self.counts!r} names no BIGINT measure",
+        )
+        _require(
+            self.reopen_rows >= 0 and 0 <= self.reopen_share <= 1,
+            f"pipeline {self.name!r}: reopen_rows={self.reopen_rows} must not be negative, "
+            f"reopen_share={self.reopen_share} goes from 0 to 1",
         )
 
     def _check_times(self) -> None:
@@ -412,6 +449,11 @@ class Pipeline:
         return self.keys + tuple(measure.name for measure in self.measures)
 
     @property
+    def value_types(self) -> tuple[str, ...]:
+        """The SQL types of `value_columns`."""
+        return (self.key_types or ("STRING",) * len(self.keys)) + tuple(measure.type for measure in self.measures)
+
+    @property
     def fingerprint(self) -> str:
         """Twelve hex digits that change whenever the results could."""
         source = self.source
@@ -422,7 +464,7 @@ class Pipeline:
             [source.event_time_field, source.event_time_header, source.key, source.identity],
             [source.horizon_hours, source.max_ahead_seconds],
             _one_space(self.transform),
-            self.keys,
+            [*self.keys, *self.key_types],
             [self.window.kind, self.window.size_ms, self.window.slide_ms],
             [[measure.name, _one_space(measure.sql), measure.type] for measure in self.measures],
             [self.slice_seconds, self.watermark_delay_seconds, self.allowed_lateness_seconds],
@@ -440,9 +482,54 @@ class Pipeline:
         )
 
     @property
+    def final_topic(self) -> Topic:
+        """Where recompute sends what it has published."""
+        return replace(self.topic, name=f"{self.output}.final")
+
+    @property
     def live_table(self) -> str:
         """Where the live job appends, below the lake's root."""
         return f"live/{self.name}"
+
+    @property
+    def final_table(self) -> str:
+        """Where recompute publishes."""
+        return f"final/{self.name}"
+
+    @property
+    def ledger_table(self) -> str:
+        """The history of each slice's states."""
+        return f"ledger/{self.name}"
+
+    @property
+    def drift_table(self) -> str:
+        """Where live and final differ, window by window."""
+        return f"drift/{self.name}"
+
+    @property
+    def balance_table(self) -> str:
+        """The same in totals: one account per slice and version."""
+        return f"balance/{self.name}"
+
+    @property
+    def recompute_job(self) -> str:
+        """The DAG that makes slices final, and the holder of the lease on `final` and `ledger`."""
+        return f"recompute_{self.name}"
+
+    @property
+    def account_job(self) -> str:
+        """The DAG that explains differences, and the holder of the lease on `drift`."""
+        return f"account_{self.name}"
+
+    @property
+    def check_job(self) -> str:
+        """The DAG that checks what is served."""
+        return f"check_{self.name}"
+
+    @property
+    def asset(self) -> str:
+        """The Airflow asset of which each published slice is a partition."""
+        return f"windows/{self.name}"
 
 
 def checkpoint_of(job: str, source: str | None = None) -> str:

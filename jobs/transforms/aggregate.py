@@ -1,5 +1,6 @@
 """Events -> windows: the one plan that the streaming job and the batch recompute share."""
 
+import re
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -17,20 +18,35 @@ def aggregate(events: DataFrame, pipeline: Pipeline) -> DataFrame:
     Returns:
         window_start, window_end, the pipeline's keys, its measures and the slice of each window.
     """
+    return measure(transform(events, pipeline), pipeline, window_of(pipeline.window))
+
+
+def transform(events: DataFrame, pipeline: Pipeline, carry: tuple[str, ...] = ()) -> DataFrame:
+    """The rows that the pipeline makes of events; ``carry`` names columns of the events to take along."""
     sources: dict[str, Any] = {pipeline.source.name: events}
-    transformed = events.sparkSession.sql(pipeline.transform, args=None, **sources)
+    select = re.sub(r"^\s*SELECT\s", f"SELECT {''.join(f'{name}, ' for name in carry)}", pipeline.transform, flags=re.I)
+    transformed = events.sparkSession.sql(select, args=None, **sources)
+    _refuse_inexact(transformed, "transform", pipeline)
+    return transformed
+
+
+def measure(transformed: DataFrame, pipeline: Pipeline, window: Column, *more: Column) -> DataFrame:
+    """The measures per window and key, and what else is to be aggregated."""
     keys = [F.col(f"`{key}`") for key in pipeline.keys]
-    windows = transformed.groupBy(_window(pipeline.window).alias("window"), *keys).agg(
-        *(F.expr(measure.sql).alias(measure.name) for measure in pipeline.measures)
+    windows = transformed.groupBy(window.alias("window"), *keys).agg(
+        *(F.expr(measure.sql).alias(measure.name) for measure in pipeline.measures), *more
     )
-    for frame, made in ((transformed, "transform"), (windows, "measures")):
-        _refuse_inexact(frame, made, pipeline)
+    _refuse_inexact(windows, "measures", pipeline)
+    added = windows.columns[1 + len(pipeline.value_columns) :]
     return windows.select(
         F.col("window.start").alias("window_start"),
         F.col("window.end").alias("window_end"),
-        *keys,
-        *(F.col(measure.name).cast(measure.type).alias(measure.name) for measure in pipeline.measures),
+        *(
+            F.col(f"`{name}`").cast(type_).alias(name)
+            for name, type_ in zip(pipeline.value_columns, pipeline.value_types, strict=True)
+        ),
         slice_of(F.col("window.start"), pipeline.slice_seconds).alias("slice"),
+        *added,
     )
 
 
@@ -40,7 +56,8 @@ def slice_of(window_start: Column, slice_seconds: int) -> Column:
     return F.date_format(F.timestamp_seconds(seconds - F.pmod(seconds, F.lit(slice_seconds))), SLICE_FORMAT)
 
 
-def _window(window: Window) -> Column:
+def window_of(window: Window) -> Column:
+    """The windows into which an event falls."""
     if window.kind is WindowKind.SESSION:
         return F.session_window("event_time", f"{window.slide_ms} milliseconds")
     return F.window("event_time", f"{window.size_ms} milliseconds", f"{window.slide_ms} milliseconds")

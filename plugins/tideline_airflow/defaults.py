@@ -3,12 +3,35 @@
 from datetime import timedelta
 from typing import Any
 
+from airflow.sdk.definitions.callback import AsyncCallback
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
+
+from tideline_airflow.notifiers.incident import Event, IncidentNotifier
+
 OWNER = "tideline"
 TAG = "tideline"
+# A task that is tried again tells nothing: only its last failure counts.
+ON_FAILURE: dict[str, Any] = {"on_failure_callback": IncidentNotifier(Event.TASK_FAILED)}
 DEFAULT_ARGS: dict[str, Any] = {
     "owner": OWNER,
     "retries": 2,
     "retry_delay": timedelta(seconds=10),
     "retry_exponential_backoff": 2.0,
     "max_retry_delay": timedelta(minutes=5),
+    **ON_FAILURE,
 }
+# For the DAG itself: its runs, which the DAG processor tells of. A success is the recovery.
+ALERTS: dict[str, Any] = {
+    "on_success_callback": IncidentNotifier(Event.RUN_SUCCEEDED),
+    "on_failure_callback": IncidentNotifier(Event.RUN_FAILED),
+}
+
+
+def deadline(minutes: float) -> DeadlineAlert:
+    """An incident if a run is not over so long after it was queued; the run goes on."""
+    return DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=timedelta(minutes=minutes),
+        callback=AsyncCallback(IncidentNotifier, kwargs={"event": Event.DEADLINE_MISSED.value}),
+        name=f"over {minutes:g} minutes after it was queued",
+    )

@@ -1,6 +1,7 @@
-"""An incident is opened once, updated by news only and closed once: in a folder and in an object store alike."""
+"""An incident is opened, closed and told once each, updated by news only: in a folder and in an object store alike."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from queue import Queue
@@ -10,7 +11,19 @@ from obstore.store import LocalStore, MemoryStore
 
 from jobs.connectors import incidents as module
 from jobs.connectors.documents import Documents
-from jobs.connectors.incidents import Happening, Incident, Incidents, crash_loop, stalled
+from jobs.connectors.incidents import (
+    Happening,
+    Incident,
+    Incidents,
+    as_table,
+    blocked,
+    crash_loop,
+    failed_run,
+    missed_deadline,
+    served,
+    stalled,
+    unexplained,
+)
 from jobs.pipelines.spec import INCIDENTS
 from tests import processes
 
@@ -202,3 +215,189 @@ def test_of_those_that_open_at_once_one_opens(tmp_path: Path) -> None:
     assert sorted(opened) == [False] * 20 + [True] * 20
     assert len(Incidents.of(tmp_path).all()) == 20
     assert len(Documents.at(tmp_path / INCIDENTS).names()) == 20
+
+
+# -- What was told of them --
+
+
+def due(incidents: Incidents) -> list[tuple[str, bool]]:
+    """The messages that are due: which key, and whether it is over."""
+    return [(untold.incident.key, untold.incident.closed) for untold in incidents.untold()]
+
+
+def tell(incidents: Incidents, *channels: str) -> None:
+    """Everything that is due leaves through these channels."""
+    for untold in incidents.untold():
+        for channel in channels:
+            claim = incidents.claim(untold, channel)
+            assert claim
+            incidents.note_sent(claim)
+        incidents.settle(untold, channels)
+
+
+def test_the_keys_of_incidents() -> None:
+    assert blocked("rolling_sum", "20260101T000000Z") == "recompute.rolling_sum.blocked.20260101T000000Z"
+    assert failed_run("stream_ingest") == "dag.stream_ingest.failed"
+    assert missed_deadline("stream_ingest") == "dag.stream_ingest.deadline"
+    assert served("rolling_sum") == "check.rolling_sum.served"
+    assert unexplained("rolling_sum") == "account.rolling_sum.unexplained"
+
+
+def test_an_opening_and_its_end_are_told_once_each(incidents: Incidents) -> None:
+    key = blocked("rolling_sum", "20260101T000000Z")
+    incidents.open(key, "total is null", link="http://here/docs")
+    assert due(incidents) == [(key, False)]
+    assert not incidents.all()[0].told
+    tell(incidents, "smtp")
+    assert due(incidents) == []
+    incidents.close(key, "it passes")
+    assert due(incidents) == [(key, True)]
+    (incident,) = incidents.all()
+    assert (incident.link, incident.was, incident.told) == ("http://here/docs", "total is null", False)
+    tell(incidents, "smtp")
+    assert due(incidents) == []
+    (incident,) = incidents.all()
+    assert (incident.told_opened, incident.told_closed, incident.told) == (True, True, True)
+
+
+def test_news_of_what_was_told_is_no_message_and_leaves_nothing_to_read(
+    incidents: Incidents, documents: Documents, clock: Clock
+) -> None:
+    incidents.open(KEY, "no memory")
+    tell(incidents)
+    clock.hour = 2
+    incidents.open(KEY, "no disk")
+    assert due(incidents) == []
+    assert [one.told for one in incidents.all()] == [True]
+    assert {f"{KEY}-000001.told", f"{KEY}-000002.told"} < set(documents.names())
+
+
+def test_news_of_what_was_not_told_yet_is_in_its_message(incidents: Incidents, clock: Clock) -> None:
+    incidents.open(KEY, "no memory")
+    clock.hour = 2
+    incidents.open(KEY, "no disk")
+    assert [untold.incident.text for untold in incidents.untold()] == ["no disk"]
+    tell(incidents)
+    assert due(incidents) == []
+
+
+def test_what_is_over_before_it_was_told_is_one_message(incidents: Incidents) -> None:
+    incidents.open(KEY, "no memory")
+    incidents.close(KEY, "it runs")
+    assert due(incidents) == [(KEY, True)]
+    tell(incidents)
+    (incident,) = incidents.all()
+    assert (incident.told_opened, incident.told_closed) == (False, True)
+    assert due(incidents) == []
+
+
+def test_incidents_of_one_key_are_told_in_order(incidents: Incidents) -> None:
+    incidents.open(KEY, "no memory")
+    tell(incidents)
+    incidents.close(KEY, "it runs")
+    incidents.open(KEY, "no disk")
+    assert due(incidents) == [(KEY, True), (KEY, False)]
+    tell(incidents, "smtp")
+    assert [one.told for one in incidents.all()] == [True, True]
+
+
+def test_what_is_told_is_not_read_again(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    incidents = Incidents(documents)
+    for number in range(20):
+        incidents.open(f"key-{number}", "opened")
+    tell(incidents, "smtp")
+    read: list[str] = []
+    monkeypatch.setattr(documents, "read", read.append)
+    assert incidents.untold() == []
+    assert read == []
+
+
+def test_a_claim_keeps_others_away_until_it_is_given_back(incidents: Incidents, documents: Documents) -> None:
+    incidents.open(KEY, "no memory")
+    (untold,) = incidents.untold()
+    claim = incidents.claim(untold, "smtp")
+    assert claim
+    other = Incidents(documents)
+    assert other.claim(untold, "smtp") is None, "by what was seen before"
+    assert other.claim(other.untold()[0], "smtp") is None
+    assert other.claim(untold, "apprise_1"), "another channel"
+    incidents.give_back(claim)
+    assert other.claim(other.untold()[0], "smtp")
+
+
+def test_a_channel_that_has_the_message_is_not_asked_again(incidents: Incidents, clock: Clock) -> None:
+    incidents.open(KEY, "no memory")
+    (untold,) = incidents.untold()
+    claim = incidents.claim(untold, "smtp")
+    assert claim
+    incidents.note_sent(claim)
+    clock.hour = 100
+    (untold,) = incidents.untold()
+    assert untold.sent == {"smtp"}
+    assert incidents.claim(untold, "smtp") is None
+
+
+@pytest.mark.parametrize("hours", [0.2, -5.0], ids=["old", "of a clock that was set back"])
+def test_a_claim_whose_holder_died_is_taken_over_by_one(
+    hours: float, incidents: Incidents, documents: Documents, clock: Clock
+) -> None:
+    clock.hour = 10
+    incidents.open(KEY, "no memory")
+    dead = incidents.claim(incidents.untold()[0], "smtp")
+    clock.hour += hours
+    (untold,) = incidents.untold()
+    taken = incidents.claim(untold, "smtp")
+    assert taken
+    assert taken != dead
+    assert Incidents(documents).claim(untold, "smtp") is None
+    assert Incidents(documents).claim(incidents.untold()[0], "smtp") is None
+
+
+def test_a_claim_that_a_power_cut_emptied_silences_nobody(tmp_path: Path) -> None:
+    incidents = Incidents.of(tmp_path)
+    incidents.open(KEY, "no memory")
+    claim = incidents.claim(incidents.untold()[0], "smtp")
+    (tmp_path / INCIDENTS / str(claim)).write_text("")
+    assert incidents.claim(incidents.untold()[0], "smtp")
+
+
+def _claim(folder: str, start: Barrier, results: "Queue[bool]") -> None:
+    incidents = Incidents.of(Path(folder))
+    for number in range(20):
+        (untold,) = [one for one in incidents.untold() if one.incident.key == f"key-{number}"]
+        start.wait(60)
+        results.put(incidents.claim(untold, "smtp") is not None)
+
+
+def test_of_those_that_claim_at_once_one_sends(tmp_path: Path) -> None:
+    for number in range(20):
+        Incidents.of(tmp_path).open(f"key-{number}", "the same")
+    claimed = processes.race(_claim, tmp_path, racers=2, answers=40)
+    assert sorted(claimed) == [False] * 20 + [True] * 20
+
+
+def test_they_are_a_table(incidents: Incidents, clock: Clock) -> None:
+    incidents.open("a", "no memory", link="http://here")
+    clock.hour = 1.5
+    incidents.close("a", "it runs")
+    clock.hour = 2
+    incidents.open("b", "no disk")
+    tell(incidents)
+    incidents.open("c", "not told")
+    table = as_table(incidents.all()).to_pylist()
+    moments = {"opened": datetime.fromtimestamp(0, UTC), "updated": datetime.fromtimestamp(5400, UTC)}
+    shown = {row["key"]: row for row in table}
+    told = {"closed": True, "text": "it runs", "link": "http://here", "told": True}
+    assert shown["a"] == {"key": "a", **moments, **told}
+    assert (shown["b"]["told"], shown["b"]["link"], shown["c"]["told"]) == (True, None, False)
+    assert as_table([]).schema == as_table(incidents.all()).schema
+
+
+def test_the_failure_of_a_run_is_known_once_it_is_noted(incidents: Incidents) -> None:
+    assert not incidents.knows_failure("recompute_sums", "run 1")
+    for run in ("run 1", "run 2"):
+        incidents.note_failure("recompute_sums", run)
+        assert incidents.knows_failure("recompute_sums", run)
+    assert not incidents.knows_failure("recompute_sums", "run 1")
+    assert not incidents.knows_failure("recompute", "run 2")
+    assert incidents.all() == incidents.untold() == []

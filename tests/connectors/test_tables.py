@@ -23,7 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.connectors import tables
-from jobs.connectors.tables import Note, OvertakenError, Ranges, TableWriter, files_of, last_note, rows_by_partition
+from jobs.connectors.fenced import OvertakenError, files_of, rows_by_partition
+from jobs.connectors.tables import Note, Ranges, TableWriter, last_note
 from jobs.refusal import Refusal
 from tests import processes
 
@@ -311,7 +312,7 @@ def test_crash_between_the_files_and_the_commit(path: Path) -> None:
     dying = opened(path)
     commit(dying, 0)
     for file in stage(dying, 7, 8).rglob("*.parquet"):
-        dying._place(file)
+        dying.place(file)
     assert len(files_on_disk(path)) == 3
     assert (rows(path), last_note(path)) == ([0], note(0)), "no reader sees files that no commit names"
     successor = opened(path)

@@ -80,6 +80,12 @@ def test_a_stream_runs_once_and_waits_to_be_wanted(parsed: dict[str, Any]) -> No
     assert [tuple(dag[name] for name in shape) for dag in streams] == [(1, True, ["run"], True)] * len(streams)
 
 
+def test_whatever_fails_is_told_and_so_is_its_recovery(parsed: dict[str, Any]) -> None:
+    for dag_id, dag in parsed["dags"].items():
+        assert dag["failed_tasks_tell"] == [["task failed"]] * len(dag["tasks"]), dag_id
+        assert dag["run_tells"] == [["run failed"], ["run succeeded"]], dag_id
+
+
 def test_traffic_is_never_sent_twice(parsed: dict[str, Any]) -> None:
     assert parsed["dags"]["generate_demo_traffic"]["retries"] == [0]
 

@@ -41,6 +41,7 @@ def run(kafka: KafkaSettings, tmp_path_factory: pytest.TempPathFactory) -> Itera
     env = {
         **os.environ,
         "AIRFLOW_HOME": str(home),
+        "LAKE_ROOT": str(home / "lake"),
         "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(
             [{**bundle, "name": name, "kwargs": {"path": str(folder)}} for name, folder in folders.items()]
         ),
@@ -83,7 +84,7 @@ def test_topics_are_planned_then_applied_and_the_run_says_so(run: Run, kafka: Ka
     first = provision(run)
     assert first["tasks"] == {"plan": "success", "apply": "success"}
     assert {row["topic"]: row["action"] for row in first["xcoms"]["plan.plan"]} == dict.fromkeys(wanted, "create")
-    assert "│ numbers      │ create │" in first["log"]
+    assert "│ numbers            │ create │" in first["log"]
     assert first["note"].startswith(f"Plan: {len(wanted)} create")
     assert "| numbers | create |" in first["note"]
     assert set(describe(kafka, wanted)) == wanted

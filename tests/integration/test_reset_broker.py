@@ -17,9 +17,10 @@ from jobs import ingest, live
 from jobs.connectors import kafka, reset
 from jobs.connectors.control import Control, Lease, LeaseLostError
 from jobs.connectors.epochs import Receipt
+from jobs.connectors.fenced import OvertakenError
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.reset import Request, ResetPlan, To
-from jobs.connectors.tables import Note, OvertakenError, Ranges, TableWriter, last_note
+from jobs.connectors.tables import Note, Ranges, TableWriter, last_note
 from jobs.failpoints import FailPoint
 from jobs.pipelines import PIPELINES, SOURCES
 from jobs.pipelines.spec import Measure, Pipeline

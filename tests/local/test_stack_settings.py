@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
+from local.airflow import Airflow
 from local.ports import free_port, is_free
 from local.settings import StackSettings
 
@@ -30,6 +32,18 @@ def test_the_password_never_shows(tmp_path):
     settings = StackSettings.from_env({"AIRFLOW_ADMIN_PASSWORD": "hunter2", "TIDELINE_HOME": str(tmp_path)})
     assert settings.airflow_password == "hunter2"
     assert "hunter2" not in repr(settings)
+
+
+def test_where_alerts_go_reaches_airflow_and_never_shows(tmp_path, monkeypatch):
+    example = (PROJECT / ".env.example").read_text()
+    (tmp_path / ".env").write_text(re.sub("^#(AIRFLOW_CONN_TIDELINE_SMTP)", r"\1", example, flags=re.MULTILINE))
+    monkeypatch.setattr("local.settings.PROJECT", tmp_path)
+    settings = StackSettings.from_env({"TIDELINE_HOME": str(tmp_path), "AIRFLOW_ADMIN_PASSWORD": "hunter2"})
+    connections = Airflow(settings=settings, java=None)._connections()
+    mail = json.loads(connections["AIRFLOW_CONN_TIDELINE_SMTP"])
+    assert mail["extra"]["to"] == ["on-call@example.org"]
+    assert "AIRFLOW_CONN_TIDELINE_APPRISE" not in connections
+    assert "mail.example.org" not in repr(settings)
 
 
 def test_every_setting_is_explained():

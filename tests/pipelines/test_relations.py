@@ -31,6 +31,14 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
             keys = "".join(f', "{key}" VARCHAR' for key in pipeline.keys)
             own = "".join(f', "{measure.name}" {measure.type}' for measure in pipeline.measures)
             database.execute(f"CREATE TABLE {table_name(pipeline.live_table)} ({window}, as_of TIMESTAMPTZ{keys}{own})")
+            published = "final_slice VARCHAR, version BIGINT"
+            final = f"{window}, as_of TIMESTAMPTZ{keys}{own}, {published}"
+            database.execute(f"CREATE TABLE {table_name(pipeline.final_table)} ({final})")
+            ledger = ", ".join(f'"{name}" VARCHAR' for name in relations._OF_THE_LEDGER)
+            database.execute(f"CREATE TABLE {table_name(pipeline.ledger_table)} ({ledger})")
+            for table in (pipeline.drift_table, pipeline.balance_table):
+                database.execute(f"CREATE TABLE {table_name(table)} (slice VARCHAR)")
+        database.execute("CREATE TABLE lake_incidents (key VARCHAR)")
         yield database
 
 
@@ -45,7 +53,8 @@ def in_order(names: list[str]) -> Iterator[str]:
 def test_what_there_is() -> None:
     wanted = {name for source in SOURCES for name in (f"events_{source}", f"quarantine_{source}")}
     views = {view.name for pipeline in PIPELINES.values() for view in pipeline.views}
-    assert set(RELATIONS) == wanted | set(PIPELINES) | views
+    batch = {f"{what}_{name}" for name in PIPELINES for what in ("ledger", "slices", "drift", "balance")}
+    assert set(RELATIONS) == wanted | set(PIPELINES) | views | batch | {"incidents"}
     assert "word_count_total" in RELATIONS
     assert all(name == relation.name and relation.description for name, relation in RELATIONS.items())
 
@@ -53,7 +62,7 @@ def test_what_there_is() -> None:
 def test_names_are_no_table_s_and_need_no_quotes() -> None:
     assert not set(RELATIONS) & set(TABLES)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in (*RELATIONS, *TABLES))
-    assert len(TABLES) == len(SOURCES) + len(PIPELINES) == len(set(TABLES.values()))
+    assert len(TABLES) == len(SOURCES) + 5 * len(PIPELINES) + 1 == len(set(TABLES.values()))
     assert TABLES["lake_live_rolling_sum"] == "live/rolling_sum"
 
 

@@ -372,7 +372,7 @@ def test_a_name_is_given_once(definitions: tuple[Any, ...]) -> None:
 
 def test_every_topic_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [topic.name for topic in pipelines.topics()]
-    assert len(set(names)) == len(names) == len(SOURCES) + len(PIPELINES)
+    assert len(set(names)) == len(names) == len(SOURCES) + 2 * len(PIPELINES)
     for output in ("readings", "devices"):
         monkeypatch.setattr(pipelines, "SOURCES", {"readings": source()})
         monkeypatch.setattr(pipelines, "PIPELINES", {"a": pipeline(), "b": pipeline(name="b", output=output)})

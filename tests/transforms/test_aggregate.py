@@ -86,6 +86,7 @@ def test_a_double_that_a_measure_makes_is_refused(spark: SparkSession, sql: str)
         PIPELINES["rolling_sum"],
         transform="SELECT event_time, key, id, value FROM {numbers}",
         measures=(Measure(name="m", sql=sql, type="DECIMAL(28,6)"),),
+        counts=None,
         checks=(),
     )
     frame = spark.createDataFrame([], f"event_time timestamp, {COLUMNS['numbers']}, id bigint")

@@ -26,6 +26,7 @@ from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings, spark_conf
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
+from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop
 
 _KEPT_LOGS = 20
@@ -33,6 +34,10 @@ _KEPT_LOGS = 20
 
 class StreamFailedError(Exception):
     """The driver failed; the text says why. The next try starts another when it is time."""
+
+
+class CrashLoopError(AlreadyTold, AirflowFailException):
+    """The driver fails again and again; the incident says so already. No further try of this run."""
 
 
 class StreamingJobOperator(BaseOperator):
@@ -121,8 +126,9 @@ class StreamingJobOperator(BaseOperator):
             raise StreamFailedError(text)
         way_out = f"mend it, then `tideline streams restart {self.job}`"
         told = f"stream {self.job} fails again and again: {receipt.cause}; {way_out}"
-        Incidents.of(Settings.from_env().lake_root).open(crash_loop(self.job), told)
-        raise AirflowFailException(f"{text}. It has failed {failed} times in a row: {way_out}")
+        link = StreamLink().get_link(self, ti_key=None)
+        Incidents.of(Settings.from_env().lake_root).open(crash_loop(self.job), told, link=link)
+        raise CrashLoopError(f"{text}. It has failed {failed} times in a row: {way_out}")
 
     def _launch(self, control: Control) -> int:
         """Submit a driver for the next epoch; its log is a file beside the tasks' logs."""

@@ -13,8 +13,12 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from jobs.connectors.control import Control
 from jobs.connectors.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
-from jobs.connectors.incidents import Incidents, crash_loop, stalled
+from jobs.connectors.incidents import Incidents, crash_loop, failed_run, stalled
+from jobs.pipelines.spec import dag_id_of
 from jobs.times import utc
+from tideline_airflow.links import CONSOLE
+from tideline_airflow.notifiers.delivery import deliver
+from tideline_airflow.notifiers.incident import page
 
 POLL_SECONDS = 1.0
 _TELL_SECONDS = 60.0
@@ -31,6 +35,8 @@ class StreamTrigger(BaseTrigger):
         self.epoch = epoch
         self._told: tuple[float, Health | None] = (0.0, None)
         self._blind = False
+        self._news = True
+        self._delivery: asyncio.Future[None] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """How the triggerer makes it again."""
@@ -40,6 +46,7 @@ class StreamTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every second; a look that fails is taken again."""
         while not await self._looks_over():
+            self._have_told()
             await asyncio.sleep(POLL_SECONDS)
         yield TriggerEvent({"job": self.job, "epoch": self.epoch})  # type: ignore[no-untyped-call]
 
@@ -48,6 +55,12 @@ class StreamTrigger(BaseTrigger):
         if self.epoch is not None:
             await asyncio.to_thread(ask_to_stop, self._control(), self.epoch)
             self.log.info("asked the driver of epoch %d to stop after its micro-batch", self.epoch)
+
+    def _have_told(self) -> None:
+        """Beside the looks: a channel that hangs must not keep a death from being noticed."""
+        if self._news and (self._delivery is None or self._delivery.done()):
+            self._news = False
+            self._delivery = asyncio.ensure_future(asyncio.to_thread(deliver, Path(self.lake_root)))
 
     def _control(self) -> Control:
         return Control.of(Path(self.lake_root), self.job)
@@ -82,15 +95,18 @@ class StreamTrigger(BaseTrigger):
         self._told = (time.monotonic(), health)
         self.log.info("%s epoch %d is %s%s", self.job, epoch.number, health, progress_of(epoch))
         self._keep_incidents(epoch, health)
+        self._news = True
 
     def _keep_incidents(self, epoch: Epoch, health: Health) -> None:
         incidents = Incidents.of(Path(self.lake_root))
         if health is Health.STALLED:
-            incidents.open(stalled(self.job), stall_of(self.job, epoch))
+            link = page(f"{CONSOLE}/streams/{dag_id_of(self.job)}")
+            incidents.open(stalled(self.job), stall_of(self.job, epoch), link=link)
         elif health is Health.RUNNING:
             incidents.close(stalled(self.job), "it goes on")
             if time.time() - epoch.taken > WELL_SECONDS:
-                incidents.close(crash_loop(self.job), f"epoch {epoch.number} runs well")
+                for key in (crash_loop(self.job), failed_run(dag_id_of(self.job))):
+                    incidents.close(key, f"epoch {epoch.number} runs well")
 
 
 def ask_to_stop(control: Control, epoch: int) -> None:

@@ -1,0 +1,308 @@
+"""The account of final slices: which events separate live from final, by cause, and that nothing else does.
+
+Off the critical path, and before live rows are pruned. A slice is accounted for once per version: it has its account if
+its totals are in `balance/<pipeline>`.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from jobs import session
+from jobs.connectors.drift import Accounts, Live, Taken, ask_to_prune, final_files, pruned_before
+from jobs.connectors.events import Landed
+from jobs.connectors.final import TIME, FinalTable
+from jobs.connectors.incidents import Incidents, unexplained
+from jobs.connectors.planning import writing
+from jobs.connectors.states import Header
+from jobs.pipelines.slices import slice_at, slice_named
+from jobs.pipelines.spec import Pipeline, WindowKind
+from jobs.recompute import read_events
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.times import iso
+from jobs.transforms import drift
+
+log = logging.getLogger(__name__)
+
+# A longer backlog is worked off by several runs.
+MAX_SLICES = 1000
+# Batches are stamped by the driver's clock, arrivals by the broker's: they may differ by so much.
+_CLOCKS = timedelta(hours=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """All tables, each at one version. Live before events: so what live has counted is landed, or known not to be."""
+
+    final_version: int
+    headers: Mapping[str, Header]
+    live: Live
+    landed: Landed | None
+    pruned_before: str
+    accounted: Collection[tuple[str, int]]
+
+    def due(self) -> list[Header]:
+        """The versions of slices that have no account yet, the oldest first."""
+        missing = [h for h in self.headers.values() if (h.slice, h.version) not in self.accounted]
+        return sorted(missing, key=lambda header: header.slice)[:MAX_SLICES]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sorted:
+    """What becomes of the slices that are due: compared, not comparable (with the reason), or left to the next run."""
+
+    compared: list[Header]
+    noted: dict[str, str]
+    waiting: list[Header]
+    taken: list[Taken]
+
+
+def run(settings: Settings, pipeline: Pipeline, run_id: str) -> None:
+    """Account for every final slice that has no account yet, then ask the live job to prune what nobody needs."""
+    if pipeline.window.kind is WindowKind.SESSION:
+        raise Refusal(
+            f"{pipeline.name!r} has session windows, which cannot be accounted for yet: a session may be split by the "
+            "stream, and no account says so; leave its account off"
+        )
+    with writing(settings.lake_root, pipeline.account_job):
+        accounts = Accounts.open(settings.lake_root, pipeline)
+    seen = _see(settings.lake_root, pipeline, accounts)
+    if seen is None:
+        log.info("nothing of %s is final yet", pipeline.name)
+        return
+    due = seen.due()
+    found = _sort(pipeline, seen, due)
+    if found.waiting:
+        names = ", ".join(header.slice for header in found.waiting[:3])
+        log.info("%d slices wait until ingest has landed what live has read: %s …", len(found.waiting), names)
+    if len(found.waiting) < len(due):
+        _account(settings, pipeline, run_id, seen, found, accounts)
+    _prune(settings, pipeline, seen, accounts)
+
+
+def _see(lake_root: Path, pipeline: Pipeline, accounts: Accounts) -> Seen | None:
+    final = FinalTable.read(lake_root, pipeline)
+    if final is None:
+        return None
+    live = Live.at(lake_root, pipeline)
+    return Seen(
+        final_version=final.version,
+        headers=final.headers(),
+        live=live,
+        landed=Landed.at(lake_root, pipeline.source),
+        pruned_before=pruned_before(lake_root, pipeline),
+        accounted=accounts.done(),
+    )
+
+
+def _sort(pipeline: Pipeline, seen: Seen, due: Sequence[Header]) -> _Sorted:
+    noted = {header.slice: note for header in due if (note := _why_not(pipeline, seen, header))}
+    comparable = [header for header in due if header.slice not in noted]
+    taken = seen.live.taken(_earliest(pipeline, comparable)) if comparable else []
+    ahead = _not_landed(pipeline, seen, taken)
+    waiting = [h for h in comparable if any(_may_touch(pipeline, h, batch) for batch in ahead)]
+    return _Sorted(
+        compared=[header for header in comparable if header not in waiting], noted=noted, waiting=waiting, taken=taken
+    )
+
+
+def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
+    """Why a slice's live and final rows cannot be compared; none if they can."""
+    if header.fingerprint != pipeline.fingerprint:
+        return f"made by another definition ({header.fingerprint}): restate the slice to compare it"
+    if seen.live.note and seen.live.note.fingerprint not in (None, pipeline.fingerprint):
+        return f"the live rows are of another definition ({seen.live.note.fingerprint})"
+    topic_id = seen.live.topic_id(pipeline.source.name)
+    if topic_id not in (None, header.topic_id):
+        return "the topic was re-created since: offsets of one say nothing of the other"
+    earlier = any(slice_ == header.slice for slice_, _ in seen.accounted)
+    if earlier and header.slice < seen.pruned_before:
+        return "its live rows were pruned after the account of an earlier version"
+    return None
+
+
+def _earliest(pipeline: Pipeline, headers: Iterable[Header]) -> datetime:
+    """Since when batches may have taken events of these slices."""
+    first = min(slice_named(pipeline, header.slice).start for header in headers)
+    return first - timedelta(seconds=pipeline.source.max_ahead_seconds) - _CLOCKS
+
+
+def _not_landed(pipeline: Pipeline, seen: Seen, taken: Iterable[Taken]) -> list[Taken]:
+    """What live has read and ingest has not landed yet."""
+    topic = pipeline.source.name
+    topic_id = seen.live.topic_id(topic)
+    ends = seen.landed.ends(topic, topic_id) if seen.landed and topic_id else {}
+    return [batch for batch in taken if batch.end > ends.get(batch.partition, 0)]
+
+
+def _may_touch(pipeline: Pipeline, header: Header, batch: Taken) -> bool:
+    """Whether an event of a batch can have counted in a window of a slice."""
+    return batch.watermark < slice_named(pipeline, header.slice).end + timedelta(milliseconds=pipeline.window.reach_ms)
+
+
+def _account(
+    settings: Settings, pipeline: Pipeline, run_id: str, seen: Seen, found: _Sorted, accounts: Accounts
+) -> None:
+    began, stage, totals = time.monotonic(), accounts.new_stage(), []
+    example = None
+    if found.compared:
+        with session.opened(settings, f"account {pipeline.name}") as spark:
+            totals, example = compare(spark, settings, pipeline, run_id, seen, found.compared, found.taken, stage)
+    now = datetime.now(UTC)
+    signed = {"run": run_id, "at": now}
+    rows = [{**row, **signed} for row in totals]
+    rows += [
+        {"slice": slice_, "version": seen.headers[slice_].version, "kind": "slice", "note": note, **signed}
+        for slice_, note in found.noted.items()
+    ]
+    with writing(settings.lake_root, pipeline.account_job) as lease:
+        lease.check()
+        accounts.add(stage if stage.exists() else None, rows)
+    if found.compared:
+        _tell(settings.lake_root, pipeline, example)
+    seconds = time.monotonic() - began
+    log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
+
+
+def compare(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    run_id: str,
+    seen: Seen,
+    headers: Sequence[Header],
+    taken: Sequence[Taken],
+    stage: Path,
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Stage the drift rows of slices; their totals, and a sentence about something unexplained if there is any."""
+    finals = _finals(spark, pipeline, seen, headers)
+    transformed = _tagged(spark, settings, pipeline, seen, headers, taken, finals).persist()
+    names = {header.slice for header in headers}
+    live = _rows(spark, pipeline, seen.live.files(names), "epoch BIGINT, batch BIGINT, as_of TIMESTAMP")
+    final = _rows(spark, pipeline, final_files(settings.lake_root, pipeline, seen.final_version, names))
+    balance = drift.balance(transformed, live, final, pipeline).persist()
+    try:
+        rows = drift.drift_rows(balance, finals, pipeline, run_id)
+        ordered = rows.repartition("day").sortWithinPartitions("day", "window_start")
+        ordered.write.partitionBy("day").parquet(str(stage))
+        by_slice = {row["slice"]: row for row in drift.totals(balance, pipeline).collect()}
+        causes = drift.causes_by_slice(transformed, pipeline).collect()
+        wrong = sum(row["unexplained"] for row in by_slice.values())
+        example = _example(balance, pipeline, wrong) if wrong else None
+    finally:
+        balance.unpersist()
+        transformed.unpersist()
+    return _totals(headers, by_slice, causes), example
+
+
+def _tagged(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    seen: Seen,
+    headers: Sequence[Header],
+    taken: Sequence[Taken],
+    finals: DataFrame,
+) -> DataFrame:
+    if seen.landed is None:
+        raise Refusal(f"{pipeline.source.events_table} is gone, and slices of {pipeline.name!r} are final: restore it")
+    slices = [slice_named(pipeline, header.slice) for header in headers]
+    events = read_events(spark, settings, pipeline, seen.landed.version, slices)
+    return drift.tagged(events, pipeline, _batches(spark, taken), _width(taken), finals)
+
+
+def _finals(spark: SparkSession, pipeline: Pipeline, seen: Seen, headers: Iterable[Header]) -> DataFrame:
+    reached = seen.live.reached(pipeline.source.name)
+    rows = [(h.slice, h.version, dict(h.offsets), reached) for h in headers]
+    columns = "slice STRING, version BIGINT, offsets MAP<INT, BIGINT>, reached MAP<INT, BIGINT>"
+    return spark.createDataFrame(rows, columns)
+
+
+def _batches(spark: SparkSession, taken: Sequence[Taken]) -> DataFrame:
+    rows = [vars(batch) for batch in taken]
+    columns = {"partition": pa.int32(), "start": pa.int64(), "end": pa.int64(), "watermark": TIME}
+    return spark.createDataFrame(pa.Table.from_pylist(rows, pa.schema(list(columns.items()))))
+
+
+def _width(taken: Iterable[Taken]) -> int:
+    """As many steps as there are ranges: so twice as many rows at most when ranges are cut at them."""
+    sizes = [batch.end - batch.start for batch in taken]
+    return max(1, sum(sizes) // max(1, len(sizes)))
+
+
+def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: str = "") -> DataFrame:
+    values = zip(pipeline.value_columns, pipeline.value_types, strict=True)
+    columns = ["window_start TIMESTAMP", "window_end TIMESTAMP", *(f"`{name}` {type_}" for name, type_ in values)]
+    schema = ", ".join([*columns, *([more] if more else [])])
+    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+
+
+def _example(balance: DataFrame, pipeline: Pipeline, wrong: int) -> str:
+    """A sentence for the incident: the first window that nothing explains."""
+    order = ["window_start", *(F.col(f"`{key}`") for key in pipeline.keys)]
+    row = balance.where("is_unexplained").orderBy(*order).first()
+    if row is None:
+        raise Refusal(f"the account of {pipeline.name!r} found {wrong} unexplained windows and then none: run it again")
+    keys = ", ".join(f"{key}={row[key]!r}" for key in pipeline.keys)
+    differing = [each.name for each in pipeline.measures if row["unexplained"][each.name] != 0]
+    values = "; ".join(
+        f"{name}: live {_of(row, 'live', name)}, counted {_of(row, 'counted', name)}" for name in differing
+    )
+    return (
+        f"slice {row['slice']}, window {iso(round(row['window_start'].timestamp() * 1000))}, {keys}: {values}; {wrong} windows "
+        f"of this account differ from the events that the stream has counted. docs/drift.md says what to do"
+    )
+
+
+def _of(row: Row, side: str, name: str) -> Any:
+    return "no row" if row[side] is None else row[side][name]
+
+
+def _totals(headers: Iterable[Header], by_slice: Mapping[str, Row], causes: Iterable[Row]) -> list[dict[str, Any]]:
+    """The rows of the balance table: of each slice, of each cause in it, of each measure and age."""
+    versions, rows = {header.slice: header.version for header in headers}, []
+    for slice_, version in versions.items():
+        at, found = {"slice": slice_, "version": version}, by_slice.get(slice_)
+        counts = {name: found[name] if found else 0 for name in ("windows", "differing", "unexplained")}
+        rows.append({**at, "kind": "slice", **counts})
+        rows += (
+            [{**at, "kind": "age", "windows": counts["windows"], **age.asDict()} for age in found["ages"]]
+            if found
+            else []
+        )
+    rows += [{"version": versions[row["slice"]], "kind": "cause", **row.asDict()} for row in causes]
+    return rows
+
+
+def _tell(lake_root: Path, pipeline: Pipeline, example: str | None) -> None:
+    incidents, key = Incidents.of(lake_root), unexplained(pipeline.name)
+    if example:
+        log.error("unexplained: %s", example)
+        incidents.open(key, example)
+    else:
+        incidents.close(key, "the newest account explains every difference")
+
+
+def _prune(settings: Settings, pipeline: Pipeline, seen: Seen, accounts: Accounts) -> None:
+    """Ask for all slices before the first that is not final and accounted for, or that is still to be kept."""
+    done = accounts.done()
+    ready = {name for name, header in seen.headers.items() if (name, header.version) in done}
+    now = datetime.now(UTC)
+    there, before = seen.live.slices(), seen.pruned_before
+    for name in sorted(there | set(seen.headers)):
+        slice_ = slice_named(pipeline, name)
+        if name not in ready or slice_.end + timedelta(seconds=settings.live_kept_seconds) > now:
+            break
+        before = max(before, slice_at(pipeline, slice_.end_ms).name)
+    superseded = {name for name in there if name < before and name in ready}
+    if superseded:
+        ask_to_prune(settings.lake_root, pipeline, before, superseded)

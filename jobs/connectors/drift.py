@@ -1,0 +1,247 @@
+"""`drift/<pipeline>` and `balance/<pipeline>`, and the live table as an account reads it: all of it at one version.
+
+The drift rows of an account are committed first, its totals after them. A slice has an account if its totals are there,
+so what an account that died left in `drift` is taken out by the next one.
+"""
+
+import json
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.connectors.control import Control
+from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, value_of
+from jobs.connectors.final import TIME, arrow_type, columns_of
+from jobs.connectors.tables import PRUNE, Note, note_at
+from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
+
+_MERGE_EVERY_COMMITS = 50
+_PROPERTIES = {"delta.checkpointInterval": "50", "delta.logRetentionDuration": "interval 1 days"}
+_TOTAL = pa.decimal128(38, 10)
+BALANCE_SCHEMA = pa.schema(
+    [
+        pa.field("slice", pa.string()),
+        pa.field("version", pa.int64()),
+        pa.field("run", pa.string()),
+        pa.field("at", TIME),
+        pa.field("kind", pa.string()),
+        pa.field("windows", pa.int64()),
+        pa.field("differing", pa.int64()),
+        pa.field("unexplained", pa.int64()),
+        # Why the sides of a slice could not be compared.
+        pa.field("note", pa.string()),
+        pa.field("cause", pa.string()),
+        pa.field("events", pa.int64()),
+        pa.field("window_events", pa.int64()),
+        pa.field("measure", pa.string()),
+        pa.field("age_ms", pa.int64()),
+        pa.field("exact", pa.int64()),
+        pa.field("error", _TOTAL),
+        pa.field("magnitude", _TOTAL),
+        pa.field("day", pa.string()),
+    ]
+)
+
+
+def drift_schema(pipeline: Pipeline) -> pa.Schema:
+    """The columns of a pipeline's drift table."""
+    types = {each.name: arrow_type(each.type) for each in pipeline.measures}
+    values = pa.struct(list(types.items()))
+    # What cannot be subtracted is 0 or null.
+    differences = [(name, pa.int64() if type_ in (pa.string(), TIME) else type_) for name, type_ in types.items()]
+    columns = columns_of(pipeline)
+    return pa.schema(
+        [
+            *(columns.field(name) for name in ("window_start", "window_end", *pipeline.keys)),
+            pa.field("slice", pa.string()),
+            pa.field("version", pa.int64()),
+            pa.field("run", pa.string()),
+            pa.field("live", values),
+            pa.field("final", values),
+            pa.field("unexplained", pa.struct(differences)),
+            pa.field("causes", pa.map_(pa.string(), pa.int64())),
+            pa.field("day", pa.string()),
+        ]
+    )
+
+
+class _DayTable(FencedTable):
+    """A table partitioned by day, whose newest commit says what it brought."""
+
+    @classmethod
+    def open(cls, path: Path, schema: pa.Schema) -> Self:
+        """It is made if need be."""
+        table = DeltaTable.create(path, schema=schema, partition_by=["day"], mode="ignore", configuration=_PROPERTIES)
+        return cls(path, table)
+
+    @property
+    def files(self) -> dict[str, int]:
+        """What it consists of."""
+        return files_with_sizes(self._table)
+
+    def said(self) -> dict[str, Any]:
+        """What its newest commit says of itself."""
+        newest = next(iter(self._table.history(1)), {})
+        return dict(json.loads(newest.get("userMetadata") or "{}"))
+
+    def rows(self, columns: Sequence[str], where: ds.Expression) -> pa.Table:
+        """Some of its rows."""
+        return dataset(self._table, self.path, self.files).to_table(columns=list(columns), filter=where)
+
+    def tend(self) -> None:
+        """Now and then: merge small files, and delete what no reader can need any more."""
+        if self.version % _MERGE_EVERY_COMMITS == 0:
+            shutil.rmtree(self.staging, ignore_errors=True)
+            self.merge_small_files("{}")
+            self.delete_what_no_reader_needs()
+
+
+class Accounts:
+    """Both tables of a pipeline. Who writes holds the lease of the pipeline's account."""
+
+    def __init__(self, drift: _DayTable, balance: _DayTable) -> None:
+        """Use `open`."""
+        self._drift = drift
+        self._balance = balance
+
+    @classmethod
+    def open(cls, lake_root: Path, pipeline: Pipeline) -> Self:
+        """To write: the first commit of another account since then overtakes this one."""
+        return cls(
+            _DayTable.open(lake_root / pipeline.drift_table, drift_schema(pipeline)),
+            _DayTable.open(lake_root / pipeline.balance_table, BALANCE_SCHEMA),
+        )
+
+    def done(self) -> set[tuple[str, int]]:
+        """The slices that have an account, each with its version."""
+        found = self._balance.rows(["slice", "version"], ds.field("kind") == "slice").to_pylist()
+        return {(row["slice"], row["version"]) for row in found}
+
+    def new_stage(self) -> Path:
+        """Where the drift rows are staged, a folder per day."""
+        return self._drift.new_stage()
+
+    def add(self, stage: Path | None, totals: Sequence[Mapping[str, Any]]) -> None:
+        """First the drift rows, if there are any, then the totals."""
+        accounts = sorted({(row["slice"], row["version"]) for row in totals})
+        staged = sorted(stage.rglob("*.parquet")) if stage else []
+        added = [self._drift.place(file) for file in staged]
+        said = {"accounts": accounts, "files": [action.path for action in added]}
+        self._drift.transact([*added, *self._left_over()], _json(said))
+        shutil.rmtree(stage or self.new_stage(), ignore_errors=True)
+        self._add_totals(totals, _json({"accounts": accounts}))
+        self._drift.tend()
+        self._balance.tend()
+
+    def _left_over(self) -> list[Any]:
+        """What an account wrote that died before its totals."""
+        said, files = self._drift.said(), self._drift.files
+        if {(slice_, version) for slice_, version in said.get("accounts", ())} <= self.done():
+            return []
+        return [self._drift.removal(file, files[file]) for file in said["files"] if file in files]
+
+    def _add_totals(self, totals: Sequence[Mapping[str, Any]], said: str) -> None:
+        stage, actions = self._balance.new_stage(), []
+        for day in sorted({row["slice"][:8] for row in totals}):
+            file = stage / f"day={day}" / "totals.parquet"
+            file.parent.mkdir(parents=True)
+            rows = [row for row in totals if row["slice"].startswith(day)]
+            pq.write_table(pa.Table.from_pylist(rows, BALANCE_SCHEMA).drop_columns(["day"]), file)
+            actions.append(self._balance.place(file))
+        self._balance.transact(actions, said)
+        shutil.rmtree(stage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What one micro-batch took of one partition: [start, end), and the watermark that made events late in it."""
+
+    partition: int
+    start: int
+    end: int
+    watermark: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """The live table of a pipeline at one version; nothing in it if it was never made."""
+
+    path: Path
+    table: DeltaTable | None
+    note: Note | None
+
+    @classmethod
+    def at(cls, lake_root: Path, pipeline: Pipeline) -> Self:
+        """As it is now."""
+        path = lake_root / pipeline.live_table
+        try:
+            table = DeltaTable(path)
+        except TableNotFoundError:
+            return cls(path=path, table=None, note=None)
+        return cls(path=path, table=table, note=note_at(table))
+
+    def reached(self, topic: str) -> dict[int, int]:
+        """How far the stream is: the end of its newest batch, or where a reset lets it begin."""
+        return dict(self.note.ends.get(topic, {})) if self.note else {}
+
+    def topic_id(self, topic: str) -> str | None:
+        """The id of the topic that it reads; none as long as it has read nothing."""
+        return self.note.topics[topic].topic_id if self.note and topic in self.note.topics else None
+
+    def slices(self) -> set[str]:
+        """The slices of which there are live rows."""
+        return {value_of(file) for file in self._files()} - {BATCHES_SLICE}
+
+    def files(self, slices: Collection[str]) -> list[str]:
+        """The files of these slices."""
+        return [str(self.path / file) for file in self._files() if value_of(file) in slices]
+
+    def taken(self, since: datetime) -> list[Taken]:
+        """The ranges of all batches that were planned since a moment."""
+        if self.table is None:
+            return []
+        files = [file for file in self._files() if value_of(file) == BATCHES_SLICE]
+        rows = dataset(self.table, self.path, files).to_table(
+            columns=["offsets", "watermark"], filter=ds.field("as_of") >= pa.scalar(since, TIME)
+        )
+        return [
+            Taken(partition=int(partition), start=start, end=end, watermark=row["watermark"])
+            for row in rows.to_pylist()
+            for partition, (start, end) in json.loads(row["offsets"]).items()
+            if start < end
+        ]
+
+    def _files(self) -> list[str]:
+        return list(files_with_sizes(self.table)) if self.table is not None else []
+
+
+def final_files(lake_root: Path, pipeline: Pipeline, version: int, slices: Collection[str]) -> list[str]:
+    """The files of the final rows of these slices, at one version of their table."""
+    path = lake_root / pipeline.final_table
+    files = files_with_sizes(DeltaTable(path, version=version))
+    return [str(path / file) for file in files if value_of(file) in slices]
+
+
+def ask_to_prune(lake_root: Path, pipeline: Pipeline, before: str, slices: Iterable[str]) -> None:
+    """Ask the live job to remove the rows of these slices, all of them before one that it must keep."""
+    document = {"before": before, "slices": sorted(slices)}
+    Control.of(lake_root, pipeline.name).documents.replace(PRUNE, document)
+
+
+def pruned_before(lake_root: Path, pipeline: Pipeline) -> str:
+    """The slice before which live rows may be gone; no slice is before an empty name."""
+    asked = Control.of(lake_root, pipeline.name).documents.read(PRUNE) or {}
+    return str(asked.get("before", ""))
+
+
+def _json(said: Mapping[str, Any]) -> str:
+    return json.dumps(said, separators=(",", ":"))

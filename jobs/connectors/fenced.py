@@ -1,0 +1,242 @@
+"""Delta tables with a fenced commit: files are staged first, then made visible by one entry in the log.
+
+The commit is delta-rs's, without retries: it succeeds only on the version that this writer has seen last. So a
+process that slept while its successor wrote cannot commit any more, whatever it believes about its lease.
+"""
+
+import json
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from jobs.refusal import Refusal
+
+log = logging.getLogger(__name__)
+
+SMALL_FILE_BYTES = 32 * 1024 * 1024
+
+Action = AddAction | RemoveAction
+
+
+class OvertakenError(Refusal):
+    """Somebody else has written the table: this writer must end."""
+
+
+class FencedTable:
+    """A table, and the version on which alone the next commit succeeds. It has one partition column."""
+
+    def __init__(self, path: Path, table: DeltaTable) -> None:
+        """Of a table that exists."""
+        self.path = path
+        self._table = table
+        self._schema = table.schema()
+        (self._partition,) = table.metadata().partition_columns
+
+    @property
+    def version(self) -> int:
+        """The version that this writer has seen last."""
+        return int(self._table.version())
+
+    @property
+    def staging(self) -> Path:
+        """Where files wait for their commit: readers and vacuum pass over names that begin with an underscore."""
+        return self.path / "_staging"
+
+    def new_stage(self) -> Path:
+        """A fresh folder for the files of one commit, to be written partitioned."""
+        return self.staging / uuid.uuid4().hex
+
+    def transact(
+        self,
+        actions: Sequence[Action],
+        metadata: str,
+        *transactions: Transaction,
+        mode: Literal["append", "overwrite"] = "append",
+    ) -> None:
+        """Commit. Overwriting removes all files that are not among the actions, and sets the columns."""
+        signed = CommitProperties(
+            custom_metadata={"userMetadata": metadata},
+            max_commit_retries=0,
+            app_transactions=list(transactions) or None,
+        )
+        try:
+            self._table.create_write_transaction(
+                list(actions), mode, self._schema, [self._partition], commit_properties=signed
+            )
+        except CommitFailedError as error:
+            raise OvertakenError(f"another writer has committed to {self.path}: this one ends") from error
+        self._see_own_commit()
+
+    def _see_own_commit(self) -> None:
+        before = self.version
+        self._table.update_incremental()
+        if self.version != before + 1:
+            raise OvertakenError(f"{self.path} went from version {before} to {self.version} in one commit")
+
+    def place(self, file: Path, *, data_change: bool = True) -> AddAction:
+        """Move a staged file, which lies in the folder of its partition, to where the table's files are."""
+        partition, value = file.parent.name.split("=", 1)
+        folder = self.path / file.parent.name
+        folder.mkdir(exist_ok=True)
+        placed = file.rename(folder / f"{uuid.uuid4().hex}.parquet")
+        return AddAction(
+            path=f"{folder.name}/{placed.name}",
+            size=placed.stat().st_size,
+            partition_values={partition: value},
+            modification_time=int(time.time() * 1000),
+            data_change=data_change,
+            stats=json.dumps(_stats(pq.read_metadata(placed))),
+        )
+
+    def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
+        """Take a file out of the table; on disk it stays for readers of older versions."""
+        partition, value = Path(file).parent.name.split("=", 1)
+        return RemoveAction(file, data_change, int(time.time() * 1000), size, {partition: value})
+
+    def merge_small_files(self, metadata: str, before_commit: Callable[[], None] = lambda: None) -> None:
+        """By a commit that is fenced as any other.
+
+        The library's own is not: of files that two writers merge at a time it keeps both results, every row twice.
+        """
+        began, stage, actions = time.monotonic(), self.new_stage(), list[Action]()
+        for number, files in enumerate(_bins(files_with_sizes(self._table))):
+            folder = stage / str(number) / Path(next(iter(files))).parent.name
+            rows = dataset(self._table, self.path, files)
+            columns = [name for name in rows.schema.names if name != self._partition]
+            ds.write_dataset(rows.scanner(columns=columns), folder, format="parquet", min_rows_per_group=100_000)
+            actions += [self.place(file, data_change=False) for file in sorted(folder.glob("*.parquet"))]
+            actions += [self.removal(file, size, data_change=False) for file, size in files.items()]
+        before_commit()
+        if actions:
+            self.transact(actions, metadata)
+        removed = sum(isinstance(action, RemoveAction) for action in actions)
+        seconds = time.monotonic() - began
+        log.info("merged %d files of %s into %d in %.1f s", removed, self.path.name, len(actions) - removed, seconds)
+
+    def delete_what_no_reader_needs(self) -> None:
+        """By the library's list, not by its own hand: it would put entries into the log, over a successor's."""
+        files = self._table.vacuum(dry_run=True)
+        # Looked up beside this writer's own version: that one fences its next commit.
+        if DeltaTable(self.path).version() != self.version:
+            raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
+        for file in files:
+            (self.path / file).unlink(missing_ok=True)
+
+
+def files_of(table: DeltaTable, path: Path, schema: pa.Schema | None = None) -> ds.Dataset:
+    """What is in a table now, to be read: its files and their partitions, but not the log's statistics of them.
+
+    With a schema: as if it had these columns; those that it has not yet are null. The Delta library makes of a bound that
+    is not there one that no value meets: rows would be missing. Parquet has statistics of its own.
+    """
+    return dataset(table, path, files_with_sizes(table), schema)
+
+
+def files_with_sizes(table: DeltaTable) -> dict[str, int]:
+    """The files that a table consists of, relative to its folder."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if not actions.num_rows:
+        return {}
+    return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def rows_by_partition(table: DeltaTable) -> Counter[str]:
+    """How many rows there are, by the value of the partition column."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    rows = Counter[str]()
+    if actions.num_rows:
+        for path, count in zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True):
+            rows[value_of(path)] += count
+    return rows
+
+
+def value_of(file: str) -> str:
+    """The value of the partition column that a file's folder names."""
+    return Path(file).parent.name.partition("=")[2]
+
+
+def dataset(table: DeltaTable, path: Path, files: Iterable[str], schema: pa.Schema | None = None) -> ds.Dataset:
+    """Some files of a table, to be read."""
+    # Arrow's own file system: the one of the Delta library ends a process noisily.
+    folder, parquet = SubTreeFileSystem(str(path), LocalFileSystem()), ds.ParquetFileFormat()
+    partitions = {file: Path(file).parent.name.split("=", 1) for file in files}
+    fragments = [parquet.make_fragment(file, folder, ds.field(p) == value) for file, (p, value) in partitions.items()]
+    # Rows about batches have no window: what a plan calls never null is so only in its own rows.
+    columns = schema or pa.schema(table.schema().to_arrow())
+    nullable = pa.schema([field.with_nullable(True) for field in columns])
+    return ds.FileSystemDataset(fragments, nullable, parquet, folder)
+
+
+def _bins(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Files to merge: of one partition, two at least, and no more than make a file of a good size."""
+    by_folder = sorted(sizes.items(), key=lambda item: (Path(item[0]).parent.name, item[1]))
+    for _, group in groupby(by_folder, key=lambda item: Path(item[0]).parent.name):
+        found: dict[str, int] = {}
+        for file, size in group:
+            if sum(found.values()) + size > SMALL_FILE_BYTES:
+                if len(found) > 1:
+                    yield found
+                found = {}
+            found[file] = size
+        if len(found) > 1:
+            yield found
+
+
+def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
+    """Delta's statistics of a file from its parquet footer, so that readers can pass over it.
+
+    Bounds without a count of nulls would tell readers that there are none: a column has both or neither.
+    """
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            name, bounds = column.path_in_schema, column.statistics
+            if "." in name or bounds is None or not bounds.has_null_count:
+                unknown.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + bounds.null_count
+            if bounds.has_min_max:
+                lows[name] = min(lows.get(name, bounds.min), bounds.min)
+                highs[name] = max(highs.get(name, bounds.max), bounds.max)
+            elif bounds.null_count < column.num_values:
+                unknown.add(name)
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": _as_json(lows, unknown),
+        "maxValues": _as_json(highs, unknown),
+        "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
+    }
+
+
+def _as_json(bounds: Mapping[str, Any], unknown: set[str]) -> dict[str, Any]:
+    written = {name: _bound(value) for name, value in bounds.items() if name not in unknown}
+    return {name: value for name, value in written.items() if value is not None}
+
+
+def _bound(value: Any) -> Any:
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    if isinstance(value, Decimal):
+        return None  # JSON readers would make it a DOUBLE.
+    return value if isinstance(value, str) and len(value) <= 32 else None

@@ -1,0 +1,201 @@
+"""`final/<pipeline>`: what recompute has published. Rows and headers of a slice come and go in one commit.
+
+A slice's rows lie in a folder of their own, the headers of a day's slices in one small file. So replacing a slice is
+a change of metadata, and which slices are final is known from a few files.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.connectors.fenced import Action, FencedTable, dataset, files_with_sizes, value_of
+from jobs.connectors.states import Header
+from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
+from jobs.refusal import Refusal
+
+TIME = pa.timestamp("us", tz="UTC")
+_PROPERTIES = {
+    # As long as a slice can be rolled back.
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 30 days",
+    "delta.checkpointInterval": "50",
+}
+_TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
+
+
+class PublishedMeanwhileError(Refusal):
+    """A slice is not at the version that was planned any more: another run was faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """A slice to be published: its header, and its staged files (none if it is empty)."""
+
+    header: Header
+    files: tuple[Path, ...]
+
+
+def columns_of(pipeline: Pipeline) -> pa.Schema:
+    """The columns of window, keys and measures, as the definition gives them."""
+    types = (arrow_type(type_) for type_ in pipeline.value_types)
+    values = [pa.field(name, type_) for name, type_ in zip(pipeline.value_columns, types, strict=True)]
+    return pa.schema([pa.field("window_start", TIME), pa.field("window_end", TIME), *values])
+
+
+def arrow_type(sql: str) -> pa.DataType:
+    """A definition's type in Arrow's words."""
+    if sql in _TYPES:
+        return _TYPES[sql]
+    precision, scale = sql.removeprefix("DECIMAL(").rstrip(")").split(",")
+    return pa.decimal128(int(precision), int(scale))
+
+
+def schema_of(pipeline: Pipeline) -> pa.Schema:
+    """The columns of the table."""
+    return pa.schema(
+        [
+            *columns_of(pipeline),
+            pa.field("version", pa.int64()),
+            pa.field("as_of", TIME),
+            pa.field("run", pa.string()),
+            pa.field("fingerprint", pa.string()),
+            pa.field("final_slice", pa.string()),
+            pa.field("header", pa.string()),
+            pa.field("slice", pa.string()),
+        ]
+    )
+
+
+def live_schema(pipeline: Pipeline) -> pa.Schema:
+    """The columns of the live table of the same pipeline, as its stream makes them."""
+    epoch, batch = pa.field("epoch", pa.int64()), pa.field("batch", pa.int64())
+    more = [epoch, batch, pa.field("as_of", TIME), pa.field("fingerprint", pa.string())]
+    of_batches = [pa.field("offsets", pa.string()), pa.field("watermark", TIME)]
+    return pa.schema([*columns_of(pipeline), pa.field("slice", pa.string()), *more, *of_batches])
+
+
+class FinalTable(FencedTable):
+    """The final rows of a pipeline. Who writes holds the lease of the pipeline's recompute."""
+
+    def __init__(self, pipeline: Pipeline, path: Path, table: DeltaTable) -> None:
+        """Use `open` or `read`."""
+        super().__init__(path, table)
+        self._pipeline = pipeline
+
+    @classmethod
+    def open(cls, lake_root: Path, pipeline: Pipeline) -> Self:
+        """To write: the table is made if need be, and gets the columns that a changed definition adds."""
+        path = lake_root / pipeline.final_table
+        table = DeltaTable.create(
+            path, schema=schema_of(pipeline), partition_by=["slice"], mode="ignore", configuration=_PROPERTIES
+        )
+        _adapt(table, schema_of(pipeline), path)
+        return cls(pipeline, path, table)
+
+    @classmethod
+    def read(cls, lake_root: Path, pipeline: Pipeline, version: int | None = None) -> Self | None:
+        """To read, as it is now or was at a version; none if nothing was ever published."""
+        path = lake_root / pipeline.final_table
+        try:
+            return cls(pipeline, path, DeltaTable(path, version=version))
+        except TableNotFoundError:
+            return None
+
+    def headers(self) -> dict[str, Header]:
+        """Of every final slice."""
+        files = [file for file in files_with_sizes(self._table) if value_of(file).startswith(HEADERS_SLICE)]
+        found = {header.slice: header for header in self._headers_in(files)}
+        for header in found.values():
+            if header.slice_seconds != self._pipeline.slice_seconds:
+                raise Refusal(
+                    f"{self._pipeline.final_table} has slices of {header.slice_seconds} s, the definition says "
+                    f"slice_seconds={self._pipeline.slice_seconds}: take the change back, or give the pipeline another "
+                    "name; slices that overlap would serve windows twice"
+                )
+        return found
+
+    def _headers_in(self, files: Iterable[str]) -> list[Header]:
+        texts = dataset(self._table, self.path, files).to_table(columns=["header"]).column("header").to_pylist()
+        return [Header.from_json(text) for text in texts]
+
+    def rows(self, slice_: str) -> pa.Table:
+        """The rows of a slice."""
+        return dataset(self._table, self.path, self._files_of(slice_)).to_table(
+            columns=columns_of(self._pipeline).names
+        )
+
+    def _files_of(self, slice_: str) -> dict[str, int]:
+        return {file: size for file, size in files_with_sizes(self._table).items() if value_of(file) == slice_}
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        """Replace these slices, rows and headers together, in one commit, if each is at the version before."""
+        by_folder: dict[str, dict[str, int]] = {}
+        for file, size in files_with_sizes(self._table).items():
+            by_folder.setdefault(value_of(file), {})[file] = size
+        actions: list[Action] = []
+        for day in sorted({publication.header.slice[:8] for publication in publications}):
+            old = by_folder.get(HEADERS_SLICE + day, {})
+            headers = {header.slice: header for header in self._headers_in(old)}
+            changed = [p.header for p in publications if p.header.slice.startswith(day)]
+            for header in changed:
+                self.require_version(headers.get(header.slice), header)
+            actions += [self.removal(file, size) for file, size in old.items()]
+            actions.append(self.place(self._write_headers(day, headers | {header.slice: header for header in changed})))
+        for publication in publications:
+            actions += [self.removal(file, size) for file, size in by_folder.get(publication.header.slice, {}).items()]
+            actions += [self.place(file) for file in publication.files]
+        versions = {p.header.slice: p.header.version for p in publications}
+        runs = sorted({p.header.run for p in publications})
+        self.transact(actions, json.dumps({"runs": runs, "versions": versions}, separators=(",", ":")))
+
+    def require_version(self, now: Header | None, planned: Header) -> None:
+        """Refuse a slice that is not at the version that was planned to be replaced."""
+        at = now.version if now else 0
+        if at != planned.version - 1:
+            by = f" by run {now.run}" if now else ""
+            raise PublishedMeanwhileError(
+                f"slice {planned.slice} is at version {at}{by}, not at {planned.version - 1} as run {planned.run} had "
+                "planned: another run has published it meanwhile, and its result stands; restate the slice if it "
+                "should be done again"
+            )
+
+    def _write_headers(self, day: str, headers: Mapping[str, Header]) -> Path:
+        ordered = [headers[name] for name in sorted(headers)]
+        file = self.new_stage() / f"slice={HEADERS_SLICE}{day}" / "headers.parquet"
+        file.parent.mkdir(parents=True)
+        columns: dict[str, Any] = {
+            "version": pa.array([header.version for header in ordered], pa.int64()),
+            "final_slice": [header.slice for header in ordered],
+            "header": [header.to_json() for header in ordered],
+        }
+        pq.write_table(pa.table(columns), file)
+        return file
+
+    def published_at(self, slice_: str, version: int) -> int | None:
+        """The version of the table at which a version of a slice was published, as far back as the log goes."""
+        for entry in self._table.history():
+            said = json.loads(entry.get("userMetadata") or "{}").get("versions", {})
+            if said.get(slice_) == version:
+                return int(entry["version"])
+        return None
+
+
+def _adapt(table: DeltaTable, wanted: pa.Schema, path: Path) -> None:
+    """Add the columns of a changed definition; a column whose type has changed cannot be served."""
+    there = {field.name: field for field in table.schema().fields}
+    asked = Schema.from_arrow(wanted).fields
+    changed = [field.name for field in asked if field.name in there and there[field.name].type != field.type]
+    if changed:
+        types = ", ".join(f"{name} is {there[name].type} there" for name in changed)
+        raise Refusal(
+            f"{path} holds rows of another type ({types}): take the change back, or give the measure another name"
+        )
+    if missing := [field for field in asked if field.name not in there]:
+        table.alter.add_columns(missing)

@@ -1,0 +1,145 @@
+"""`ledger/<pipeline>`: the history of each slice's states, append-only."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, value_of
+from jobs.connectors.final import TIME
+from jobs.connectors.states import Boundary, Entry, State
+from jobs.pipelines.slices import slice_named
+from jobs.pipelines.spec import Pipeline
+
+_MERGE_EVERY_COMMITS = 50
+_PROPERTIES = {"delta.checkpointInterval": "50", "delta.logRetentionDuration": "interval 1 days"}
+SCHEMA = pa.schema(
+    [
+        pa.field("slice", pa.string()),
+        pa.field("slice_start", TIME),
+        pa.field("slice_end", TIME),
+        pa.field("state", pa.string()),
+        pa.field("at", TIME),
+        pa.field("run", pa.string()),
+        pa.field("version", pa.int64()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("boundary", pa.string()),
+        pa.field("offsets", pa.string()),
+        pa.field("events_version", pa.int64()),
+        pa.field("rows", pa.int64()),
+        pa.field("events", pa.int64()),
+        pa.field("late", pa.int64()),
+        pa.field("checksum", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("docs", pa.string()),
+        # Which of two lines came later: the version of the table that brought it.
+        pa.field("commit", pa.int64()),
+        pa.field("day", pa.string()),
+    ]
+)
+
+
+class Ledger(FencedTable):
+    """The ledger of a pipeline. Who writes holds the lease of the pipeline's recompute."""
+
+    def __init__(self, pipeline: Pipeline, path: Path, table: DeltaTable) -> None:
+        """Use `open` or `read`."""
+        super().__init__(path, table)
+        self._pipeline = pipeline
+
+    @classmethod
+    def open(cls, lake_root: Path, pipeline: Pipeline) -> Self:
+        """To write; it is made if need be."""
+        path = lake_root / pipeline.ledger_table
+        table = DeltaTable.create(path, schema=SCHEMA, partition_by=["day"], mode="ignore", configuration=_PROPERTIES)
+        return cls(pipeline, path, table)
+
+    @classmethod
+    def read(cls, lake_root: Path, pipeline: Pipeline) -> Self | None:
+        """To read; none if no plan was ever made."""
+        path = lake_root / pipeline.ledger_table
+        try:
+            return cls(pipeline, path, DeltaTable(path))
+        except TableNotFoundError:
+            return None
+
+    def seen_late(self, topic_id: str) -> dict[int, int]:
+        """How far this topic was landed when late events were counted last: those before are in the lines."""
+        seen_id, ends = self._seen_late()
+        return dict(ends) if seen_id == topic_id else {}
+
+    def _seen_late(self) -> tuple[str, Mapping[int, int]]:
+        for entry in self._table.history(20):
+            said = json.loads(entry.get("userMetadata") or "{}")
+            if "seen_late" in said:
+                topic_id, ends = said["seen_late"]
+                return topic_id, {int(partition): end for partition, end in ends.items()}
+        return "", {}
+
+    def newest(self, since_day: str = "") -> dict[str, Entry]:
+        """The newest line of each slice that begins on this day or later."""
+        files = [file for file in files_with_sizes(self._table) if value_of(file) >= since_day]
+        rows = dataset(self._table, self.path, files).to_table().sort_by([("commit", "ascending")])
+        return {row["slice"]: _entry(row) for row in rows.to_pylist()}
+
+    def history(self, slice_: str) -> list[Entry]:
+        """All lines of a slice, in order."""
+        files = [file for file in files_with_sizes(self._table) if value_of(file) == slice_[:8]]
+        rows = dataset(self._table, self.path, files).to_table().sort_by([("commit", "ascending")]).to_pylist()
+        return [_entry(row) for row in rows if row["slice"] == slice_]
+
+    def append(self, entries: Iterable[Entry], *, seen_late: tuple[str, Mapping[int, int]] | None = None) -> None:
+        """One commit; one line for each slice at most, so that its order is that of the commits.
+
+        ``seen_late``: the topic's id and how far it was landed, if late events were counted for these lines.
+        """
+        by_day: dict[str, list[Entry]] = {}
+        for entry in entries:
+            by_day.setdefault(entry.slice[:8], []).append(entry)
+        if not by_day:
+            return
+        stage, actions = self.new_stage(), []
+        for day, lines in by_day.items():
+            folder = stage / f"day={day}"
+            folder.mkdir(parents=True)
+            rows = [self._row(line) for line in lines]
+            pq.write_table(pa.Table.from_pylist(rows, SCHEMA).drop_columns(["day"]), folder / "lines.parquet")
+            actions.append(self.place(folder / "lines.parquet"))
+        said = json.dumps({"seen_late": seen_late or self._seen_late()}, separators=(",", ":"))
+        self.transact(actions, said)
+        if self.version % _MERGE_EVERY_COMMITS == 0:
+            self.merge_small_files(said)
+            self.delete_what_no_reader_needs()
+
+    def _row(self, entry: Entry) -> dict[str, Any]:
+        slice_ = slice_named(self._pipeline, entry.slice)
+        return {
+            **vars(entry),
+            "state": entry.state.value,
+            "slice_start": slice_.start,
+            "slice_end": slice_.end,
+            "at": datetime.fromtimestamp(entry.at_ms / 1000, UTC),
+            "boundary": entry.boundary.to_json() if entry.boundary else None,
+            "offsets": json.dumps(dict(entry.offsets), separators=(",", ":")),
+            "commit": self.version + 1,
+        }
+
+
+def _entry(row: Mapping[str, Any]) -> Entry:
+    known = {field.name: row[field.name] for field in fields(Entry) if field.name in row}
+    return Entry(
+        **{
+            **known,
+            "state": State(row["state"]),
+            "at_ms": round(row["at"].timestamp() * 1000),
+            "boundary": Boundary.from_json(row["boundary"]) if row["boundary"] else None,
+            "offsets": {int(partition): end for partition, end in json.loads(row["offsets"] or "{}").items()},
+        }
+    )

@@ -1,0 +1,224 @@
+"""Publishing: one commit per group of touching slices, then the topic, then the ledger. Safe to run again.
+
+Whatever a run has left undone after its commit, the next one does: the headers say what is published.
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.connectors.control import Lease
+from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError
+from jobs.connectors.final_topic import Message, messages, send, tombstones
+from jobs.connectors.incidents import Incidents, blocked
+from jobs.connectors.ledger import Ledger
+from jobs.connectors.planning import writing
+from jobs.connectors.runs import Plan, RunFolder, Work
+from jobs.connectors.states import Entry, Header, State, reconciled
+from jobs.failpoints import FailPoint, reach
+from jobs.pipelines.slices import runs_of, slice_named
+from jobs.pipelines.spec import Pipeline
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What became of a run: slices with their new versions, those that stay blocked, those that another run took."""
+
+    versions: Mapping[str, int]
+    blocked: Mapping[str, Sequence[str]]
+    refused: Mapping[str, str]
+    messages: int
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        parts = [f"{len(self.versions)} slices are final"]
+        parts += [f"{len(self.blocked)} blocked"] if self.blocked else []
+        parts += [f"{len(self.refused)} left to another run"] if self.refused else []
+        return ", ".join(parts)
+
+
+def publish(settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[str, str] | None = None) -> Published:
+    """Publish what the audit of a run has passed, or what a person approves: slice -> who and why."""
+    folder = RunFolder.of(settings.lake_root, pipeline, run)
+    plan, verdicts = folder.plan(), folder.verdicts()
+    if verdicts is None:
+        raise Refusal(f"run {run!r} of {pipeline.name!r} was not audited: clear its audit, or plan it anew")
+    chosen = {
+        work.slice: work
+        for work in plan.work
+        if (work.slice in approved if approved is not None else verdicts[work.slice]["passed"])
+    }
+    with writing(settings.lake_root, pipeline.recompute_job) as lease:
+        final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
+        headers = {
+            name: _header(pipeline, plan, work, verdicts[name], (approved or {}).get(name))
+            for name, work in chosen.items()
+        }
+        refused = _commit(pipeline, final, lease, folder, headers)
+        reach(FailPoint.PUBLISHED, 0)
+        done = [name for name in headers if name not in refused]
+        sent = _tell(settings, pipeline, final, ledger, lease, {*done, *(plan.untold if approved is None else ())})
+    reach(FailPoint.TOLD, 0)
+    stay = {name: _names(verdict) for name, verdict in verdicts.items() if not verdict["passed"]}
+    _close_incidents(settings.lake_root, pipeline, done)
+    if approved is None and not stay:
+        folder.discard()
+    return Published(
+        versions={name: headers[name].version for name in done},
+        blocked=stay if approved is None else {},
+        refused=refused,
+        messages=sent,
+    )
+
+
+def roll_back(
+    settings: Settings, pipeline: Pipeline, slice_: str, version: int, *, run: str, reason: str, by: str
+) -> Header:
+    """Publish the rows of an earlier version again, as a version of their own."""
+    with writing(settings.lake_root, pipeline.recompute_job) as lease:
+        final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
+        now = final.headers().get(slice_)
+        old, rows = earlier(settings.lake_root, pipeline, final, slice_, version)
+        if now is None or now.version == version:
+            raise Refusal(f"slice {slice_} of {pipeline.name!r} is at version {version} already: nothing to roll back")
+        header = replace(
+            old,
+            version=now.version + 1,
+            as_of_ms=round(time.time() * 1000),
+            run=run,
+            verdict=f"rolled back to version {version}",
+            reason=f"rolled back to version {version} by {by}: {reason}",
+        )
+        stage = final.new_stage()
+        files = _stage_again(stage, header, rows)
+        lease.check()
+        final.publish([Publication(header=header, files=files)])
+        shutil.rmtree(stage, ignore_errors=True)
+        reach(FailPoint.PUBLISHED, 0)
+        _tell(settings, pipeline, final, ledger, lease, {slice_})
+    return header
+
+
+def earlier(
+    lake_root: Path, pipeline: Pipeline, final: FinalTable, slice_: str, version: int
+) -> tuple[Header, pa.Table]:
+    """Header and rows of a version of a slice, as long as the table's log and files are kept."""
+    table_version = final.published_at(slice_, version)
+    then = FinalTable.read(lake_root, pipeline, table_version) if table_version is not None else None
+    header = then.headers().get(slice_) if then else None
+    if then is None or header is None or header.version != version:
+        raise Refusal(
+            f'version {version} of slice {slice_} of {pipeline.name!r} is not there: `tideline query "select slice, '
+            f'version, at from ledger_{pipeline.name}"` lists the versions; files are kept for 30 days'
+        )
+    return header, then.rows(slice_)
+
+
+def _commit(
+    pipeline: Pipeline, final: FinalTable, lease: Lease, folder: RunFolder, headers: Mapping[str, Header]
+) -> dict[str, str]:
+    """One commit per group of touching slices; why not, for those that another run has published meanwhile."""
+    refused: dict[str, str] = {}
+    there = final.headers()
+    mine = {n for n, h in headers.items() if n in there and (there[n].run, there[n].version) == (h.run, h.version)}
+    wanted = [slice_named(pipeline, name) for name in headers if name not in mine]
+    for group in runs_of(wanted):
+        publications = []
+        for name in (slice_.name for slice_ in group):
+            try:
+                final.require_version(there.get(name), headers[name])
+                publications.append(Publication(header=headers[name], files=folder.files(name)))
+            except PublishedMeanwhileError as error:
+                refused[name] = str(error)
+        lease.check()
+        if publications:
+            final.publish(publications)
+            log.info("published %d slices of %s from %s", len(publications), pipeline.name, group[0].name)
+    return refused
+
+
+def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, Any], approval: str | None) -> Header:
+    warned = len(verdict["failures"])
+    passed = f"passed with {warned} warnings" if warned else "passed"
+    return Header(
+        slice=work.slice,
+        slice_seconds=pipeline.slice_seconds,
+        version=work.version + 1,
+        as_of_ms=plan.as_of_ms,
+        run=plan.run,
+        fingerprint=plan.fingerprint,
+        topic_id=plan.topic_id,
+        offsets=plan.offsets,
+        events_version=plan.events_version,
+        rows=verdict["rows"],
+        events=work.events,
+        checksum=verdict["checksum"],
+        verdict=f"blocked, approved by {approval}" if approval else passed,
+        reason=work.reason,
+    )
+
+
+def _tell(
+    settings: Settings, pipeline: Pipeline, final: FinalTable, ledger: Ledger, lease: Lease, slices: Iterable[str]
+) -> int:
+    """The topic first, then the ledger: a slice that the ledger calls final needs nothing more."""
+    headers, entries = final.headers(), ledger.newest()
+    told = [headers[name] for name in sorted(slices)]
+    wanted = (message for header in told for message in _messages(settings.lake_root, pipeline, final, header))
+    sent = send(settings.kafka, pipeline.final_topic.name, wanted) if told else 0
+    lease.check()
+    ledger.append(_line(header, entries.get(header.slice)) for header in told)
+    return sent
+
+
+def _line(header: Header, entry: Entry | None) -> Entry:
+    line = reconciled(header, entry)
+    verdict = f"{header.verdict}; {header.reason}" if header.verdict not in ("", "passed") else header.reason
+    return replace(line, at_ms=round(time.time() * 1000), state=State.FINAL, reason=verdict)
+
+
+def _messages(lake_root: Path, pipeline: Pipeline, final: FinalTable, header: Header) -> Iterable[Message]:
+    rows = final.rows(header.slice)
+    yield from messages(pipeline, header, rows)
+    if header.version > 1:
+        try:
+            _, old = earlier(lake_root, pipeline, final, header.slice, header.version - 1)
+        except Refusal:
+            log.warning("version %d of slice %s is cleaned away", header.version - 1, header.slice)
+            return
+        yield from tombstones(pipeline, old, rows)
+
+
+def _stage_again(stage: Path, header: Header, rows: pa.Table) -> tuple[Path, ...]:
+    if not rows.num_rows:
+        return ()
+    time_ = pa.scalar(header.as_of_ms * 1000, pa.timestamp("us", tz="UTC"))
+    more = {"version": pa.scalar(header.version, pa.int64()), "as_of": time_, "run": pa.scalar(header.run)}
+    for name, value in {**more, "fingerprint": pa.scalar(header.fingerprint)}.items():
+        rows = rows.append_column(name, pa.array([value.as_py()] * rows.num_rows, value.type))
+    file = stage / f"slice={header.slice}" / "rows.parquet"
+    file.parent.mkdir(parents=True)
+    pq.write_table(rows, file)
+    return (file,)
+
+
+def _names(verdict: Mapping[str, Any]) -> list[str]:
+    return [f"{failure['expectation']} ({failure['observed']})" for failure in verdict["failures"]]
+
+
+def _close_incidents(lake_root: Path, pipeline: Pipeline, slices: Iterable[str]) -> None:
+    incidents = Incidents.of(lake_root)
+    for name in slices:
+        incidents.close(blocked(pipeline.name, name), "the slice is final now")

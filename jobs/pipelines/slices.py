@@ -1,0 +1,78 @@
+"""Slices: aligned intervals of event time, the unit of recompute. A window belongs to the slice in which it begins."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
+
+_FORMAT = "%Y%m%dT%H%M%SZ"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, order=True)
+class Slice:
+    """[start, end) of event time, in milliseconds since 1970."""
+
+    start_ms: int
+    end_ms: int
+
+    @property
+    def name(self) -> str:
+        """Its start: sortable and safe in a path."""
+        return (_EPOCH + timedelta(milliseconds=self.start_ms)).strftime(_FORMAT)
+
+    @property
+    def day(self) -> str:
+        """The day on which it begins."""
+        return self.name[:8]
+
+    @property
+    def start(self) -> datetime:
+        """Its start as a time."""
+        return _EPOCH + timedelta(milliseconds=self.start_ms)
+
+    @property
+    def end(self) -> datetime:
+        """Its end as a time."""
+        return _EPOCH + timedelta(milliseconds=self.end_ms)
+
+
+def slice_at(pipeline: Pipeline, time_ms: int) -> Slice:
+    """The slice in which a moment lies."""
+    length = pipeline.slice_seconds * 1000
+    start = time_ms - time_ms % length
+    return Slice(start, start + length)
+
+
+def slices_between(pipeline: Pipeline, from_ms: int, to_ms: int) -> list[Slice]:
+    """The slices that touch [from, to), in order."""
+    length = pipeline.slice_seconds * 1000
+    first = from_ms - from_ms % length
+    return [Slice(start, start + length) for start in range(first, to_ms, length)] if from_ms < to_ms else []
+
+
+def slice_named(pipeline: Pipeline, name: str) -> Slice:
+    """The slice of a name."""
+    try:
+        start = datetime.strptime(name, _FORMAT).replace(tzinfo=UTC)
+    except ValueError as error:
+        raise RefusedDefinitionError(f"{name!r} is no slice: its name is its start, e.g. 20260131T120000Z") from error
+    found = slice_at(pipeline, round(start.timestamp() * 1000))
+    if found.name != name:
+        raise RefusedDefinitionError(
+            f"{name!r} is no slice of {pipeline.name!r}, whose slices are {pipeline.slice_seconds} s long: the one in "
+            f"which it lies is {found.name}"
+        )
+    return found
+
+
+def runs_of(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
+    """The slices in order, those that touch together."""
+    runs: list[list[Slice]] = []
+    for slice_ in sorted(set(slices)):
+        if runs and runs[-1][-1].end_ms == slice_.start_ms:
+            runs[-1].append(slice_)
+        else:
+            runs.append([slice_])
+    return [tuple(run) for run in runs]

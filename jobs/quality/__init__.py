@@ -1,0 +1,1 @@
+"""Checks -> Great Expectations -> verdict. What is judged here is never changed here."""

@@ -1,0 +1,79 @@
+"""The page about one validation: what is blocked and why, then Great Expectations' own Data Docs of each suite.
+
+One file without scripts or addresses, so that it can be read where there is no internet, and written at the same cost
+however many there are.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from jobs.pipelines.spec import Severity
+from jobs.quality.validation import render
+from jobs.quality.verdict import Failure
+
+# A page is for reading: of more slices than this, the first.
+_SLICES_SHOWN = 200
+_STYLE = Path(__file__).with_name("page.css")
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title, run $run</title>
+<style>$style</style>
+</head>
+<body>
+<h1>$title</h1>
+<p class="run">Run $run</p>
+<p class="outcome $outcome">$summary</p>
+$failures
+$docs
+</body>
+</html>
+""")
+
+
+def of(title: str, run: str, failures: Mapping[str, Sequence[Failure]], results: Mapping[str, Any]) -> str:
+    """The page about the failures of each slice, and about the results of Great Expectations, each under its name."""
+    hard = [name for name, found in failures.items() if any(one.severity is Severity.CRITICAL for one in found)]
+    soft = [name for name, found in failures.items() if found and name not in set(hard)]
+    return _PAGE.substitute(
+        title=escape(title),
+        run=escape(run),
+        style=_STYLE.read_text(encoding="utf-8"),
+        outcome="critical" if hard else "warning" if soft else "passed",
+        summary=f"{len(failures)} judged: {len(hard)} failed, {len(soft)} with warnings only",
+        failures=_failures({name: failures[name] for name in (*hard, *soft)}),
+        docs="\n".join(f"<h2>{escape(name)}</h2>\n{render(result)}" for name, result in results.items()),
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Put a page in its place at once: a reader sees a whole one or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _failures(failures: Mapping[str, Sequence[Failure]]) -> str:
+    if not failures:
+        return ""
+    shown = list(failures.items())[:_SLICES_SHOWN]
+    rows = "\n".join(_row(name, failure) for name, found in shown for failure in found)
+    more = f"<p>and {len(failures) - _SLICES_SHOWN} more slices</p>" if len(failures) > _SLICES_SHOWN else ""
+    head = "<tr><th>Slice</th><th>Expectation</th><th>Severity</th><th>Observed</th></tr>"
+    return f'<table class="failures"><thead>{head}</thead><tbody>{rows}</tbody></table>{more}'
+
+
+def _row(name: str, failure: Failure) -> str:
+    cells = "".join(f"<td>{escape(str(text))}</td>" for text in (name, failure.expectation))
+    return f"<tr>{cells}<td class='{failure.severity}'>{failure.severity}</td><td>{escape(failure.observed)}</td></tr>"

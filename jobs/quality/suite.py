@@ -1,0 +1,286 @@
+"""What must hold of windows, of a slice and of what is served: each a rule that Great Expectations judges.
+
+A rule is written three times: as an expectation, which gives the verdict, and as a condition for pandas and for Spark,
+which only says where the broken rows are. `audit` refuses to go on when they do not count the same.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from jobs.pipelines.spec import Pipeline, Severity
+from jobs.refusal import Refusal
+
+# No column of a pipeline begins with an underscore.
+SLICE_OF_WINDOW = "_slice_of_window"
+# A slice with so many times fewer or more rows than usual is worth a look.
+USUAL_FACTOR = 10
+# What is served is judged as a whole.
+SERVED = "served"
+_NAMES_SHOWN = 5
+_BIGINT = 2**63
+
+_Checked = TypeVar("_Checked")
+_KNOWN = ("rows", "events", "read", "counted", "window_events")
+Mask = Callable[[pd.DataFrame], "pd.Series[bool]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One expectation: its sentence, its type in Great Expectations, and which rows break it.
+
+    ``observed`` is filled with what was found: failed, rows, lowest and highest, or the columns of a slice's facts.
+    """
+
+    sentence: str
+    type: str
+    arguments: Mapping[str, Any]
+    column: str | None
+    severity: Severity
+    observed: str
+    mask: Mask
+    sql: str
+
+
+def of_windows(pipeline: Pipeline) -> tuple[Rule, ...]:
+    """What every row of windows must keep, staged or served."""
+    _refuse_far_bounds(pipeline)
+    identity = ("window_start", "window_end", *pipeline.keys)
+    present = _hardest((check.column, check.severity) for check in pipeline.checks)
+    bounds = _hardest(((check.column, check.minimum, check.maximum), check.severity) for check in pipeline.checks)
+    critical = dict.fromkeys((*identity, "slice"), Severity.CRITICAL)
+    return (
+        *(_never_null(column, severity) for column, severity in {**present, **critical}.items()),
+        *(_within(*bound, severity) for bound, severity in bounds.items() if bound[1:] != (None, None)),
+        _unique(identity),
+        _before("window_start", "window_end"),
+        _slice_of_its_window(),
+    )
+
+
+def of_slices() -> tuple[Rule, ...]:
+    """What must hold between the numbers of a slice, one row each."""
+    return (
+        _equal("staged", "rows", "each row belongs to a slice of the run", "staged {staged}, of the slice {rows}"),
+        _equal("read", "events", "each accepted event was read", "read {read}, accepted {events}"),
+        _equal(
+            "counted",
+            "window_events",
+            "each event is counted in each of its windows",
+            "counted {counted}, accepted {window_events}",
+            ignore="either_value_is_missing",
+        ),
+        _usual("rows", "fewest", f"rows are at least 1/{USUAL_FACTOR} of the usual number"),
+        _usual("most", "rows", f"rows are at most {USUAL_FACTOR} times the usual number"),
+    )
+
+
+def of_served(allowed_seconds: float) -> tuple[Rule, ...]:
+    """What must hold of a pipeline's windows as they are served."""
+    return (
+        _within(
+            "freshness_seconds",
+            None,
+            allowed_seconds,
+            Severity.CRITICAL,
+            sentence=f"windows are at most {allowed_seconds:.12g} s old",
+            observed="{freshness_seconds:.12g} s",
+        ),
+        _within(
+            "changed_slices",
+            None,
+            0,
+            Severity.CRITICAL,
+            sentence="final slices are as they were published",
+            observed="{changed_slices} changed: {names}",
+        ),
+    )
+
+
+def facts_of_slices(slices: pd.DataFrame, staged: Mapping[str, int]) -> pd.DataFrame:
+    """The numbers of each slice beside the number of rows that were staged for it.
+
+    A slice that was staged and is not of the run has no rows by right. No rows count nothing: a sum over them is null.
+    """
+    facts = [_facts(row, staged.get(row["slice"], 0)) for row in slices.to_dict("records")]
+    strange = [name for name in staged if name not in set(slices["slice"])]
+    nothing = {"rows": 0, "events": 0, "read": 0, "counted": None, "window_events": None, "usual_rows": None}
+    facts += [_facts({"slice": name, **nothing}, staged[name]) for name in strange]
+    return pd.DataFrame(facts, columns=["slice", "staged", *nothing, "fewest", "most"], dtype=object)
+
+
+def facts_of_served(freshness_seconds: float | None, changed: Sequence[str]) -> pd.DataFrame:
+    """The numbers of what is served: one row."""
+    named = sorted(changed)
+    more = f" and {len(named) - _NAMES_SHOWN} more" if len(named) > _NAMES_SHOWN else ""
+    fact = {
+        "slice": SERVED,
+        "freshness_seconds": freshness_seconds,
+        "changed_slices": len(named),
+        "names": ", ".join(named[:_NAMES_SHOWN]) + more,
+    }
+    return pd.DataFrame([fact], dtype=object)
+
+
+def _facts(row: Mapping[Any, Any], staged: int) -> dict[str, Any]:
+    numbers = {name: None if pd.isna(row[name]) else int(row[name]) for name in _KNOWN}
+    usual = None if pd.isna(row["usual_rows"]) else row["usual_rows"]
+    if numbers["counted"] is None and numbers["window_events"] is not None:
+        numbers["counted"] = 0
+    return {
+        **numbers,
+        "slice": row["slice"],
+        "staged": staged,
+        "usual_rows": usual,
+        "fewest": None if usual is None else math.ceil(usual / USUAL_FACTOR),
+        "most": None if usual is None else math.floor(usual * USUAL_FACTOR),
+    }
+
+
+def _refuse_far_bounds(pipeline: Pipeline) -> None:
+    """Great Expectations hands a bound to Spark as a BIGINT, or as a DOUBLE, which is not exact."""
+    for check in pipeline.checks:
+        far = [bound for bound in (check.minimum, check.maximum) if not -_BIGINT <= (bound or 0) < _BIGINT]
+        if far:
+            raise Refusal(
+                f"pipeline {pipeline.name!r}: check on {check.column!r} has the bound {far[0]}, which is beyond a "
+                f"BIGINT: choose one from {-_BIGINT} to {_BIGINT - 1}"
+            )
+
+
+def _hardest(checks: Iterable[tuple[_Checked, Severity]]) -> dict[_Checked, Severity]:
+    """What is checked twice is checked once, as hard as one of the two asks."""
+    hardest: dict[_Checked, Severity] = {}
+    for checked, severity in checks:
+        if hardest.get(checked) is not Severity.CRITICAL:
+            hardest[checked] = severity
+    return hardest
+
+
+def _never_null(column: str, severity: Severity) -> Rule:
+    return Rule(
+        sentence=f"{column} is never null",
+        type="expect_column_values_to_not_be_null",
+        arguments={"column": column},
+        column=column,
+        severity=severity,
+        observed="{failed} of {rows} values are null",
+        mask=lambda rows: rows[column].isna(),
+        sql=f"`{column}` IS NULL",
+    )
+
+
+def _within(
+    column: str,
+    minimum: int | None,
+    maximum: float | None,
+    severity: Severity,
+    *,
+    sentence: str = "",
+    observed: str = "{failed} of {rows} values, from {lowest} to {highest}",
+) -> Rule:
+    def outside(value: Any) -> bool:
+        return (minimum is not None and value < minimum) or (maximum is not None and value > maximum)
+
+    bounds = {"<": minimum, ">": maximum}
+    return Rule(
+        sentence=sentence or f"{column} is {_range(minimum, maximum)}",
+        type="expect_column_values_to_be_between",
+        arguments={"column": column, "min_value": minimum, "max_value": maximum},
+        column=column,
+        severity=severity,
+        observed=observed,
+        mask=lambda rows: rows[column].map(lambda value: not pd.isna(value) and outside(value)).astype(bool),
+        sql=" OR ".join(f"`{column}` {sign} {bound}" for sign, bound in bounds.items() if bound is not None),
+    )
+
+
+def _range(minimum: int | None, maximum: float | None) -> str:
+    if minimum is None:
+        return f"at most {maximum}"
+    return f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
+
+
+def _unique(columns: tuple[str, ...]) -> Rule:
+    names = ", ".join(f"`{column}`" for column in columns)
+    return Rule(
+        sentence=f"{', '.join(columns)} are unique together",
+        type="expect_compound_columns_to_be_unique",
+        # A null equals a null, here and in the conditions.
+        arguments={"column_list": list(columns), "ignore_row_if": "never"},
+        column=None,
+        severity=Severity.CRITICAL,
+        observed="{failed} of {rows} rows are repeated",
+        mask=lambda rows: rows.duplicated(list(columns), keep=False),
+        sql=f"count(*) OVER (PARTITION BY {names}) > 1",
+    )
+
+
+def _before(start: str, end: str) -> Rule:
+    return Rule(
+        sentence=f"{start} is before {end}",
+        type="expect_column_pair_values_a_to_be_greater_than_b",
+        arguments={"column_A": end, "column_B": start, "ignore_row_if": "either_value_is_missing"},
+        column=end,
+        severity=Severity.CRITICAL,
+        observed="{failed} of {rows} rows",
+        mask=lambda rows: rows[start] >= rows[end],
+        sql=f"`{start}` >= `{end}`",
+    )
+
+
+def _slice_of_its_window() -> Rule:
+    return Rule(
+        sentence="slice is the one in which the window begins",
+        type="expect_column_pair_values_to_be_equal",
+        arguments={"column_A": "slice", "column_B": SLICE_OF_WINDOW, "ignore_row_if": "either_value_is_missing"},
+        column="slice",
+        severity=Severity.CRITICAL,
+        observed="{failed} of {rows} rows",
+        mask=lambda rows: (
+            (rows["slice"] != rows[SLICE_OF_WINDOW]) & rows["slice"].notna() & rows[SLICE_OF_WINDOW].notna()
+        ),
+        sql=f"slice <> {SLICE_OF_WINDOW}",
+    )
+
+
+def _equal(one: str, other: str, sentence: str, observed: str, *, ignore: str = "neither") -> Rule:
+    def differ(rows: pd.DataFrame) -> "pd.Series[bool]":
+        known = rows[one].notna() & rows[other].notna()
+        return (rows[one] != rows[other]) & (known if ignore != "neither" else True)
+
+    return Rule(
+        sentence=sentence,
+        type="expect_column_pair_values_to_be_equal",
+        arguments={"column_A": one, "column_B": other, "ignore_row_if": ignore},
+        column=one,
+        severity=Severity.CRITICAL,
+        observed=observed,
+        mask=differ,
+        sql="",
+    )
+
+
+def _usual(more: str, fewer: str, sentence: str) -> Rule:
+    def beyond(rows: pd.DataFrame) -> "pd.Series[bool]":
+        known = rows[more].notna() & rows[fewer].notna()
+        return (rows[more][known] < rows[fewer][known]).reindex(rows.index, fill_value=False).astype(bool)
+
+    return Rule(
+        sentence=sentence,
+        type="expect_column_pair_values_a_to_be_greater_than_b",
+        arguments={
+            "column_A": more,
+            "column_B": fewer,
+            "or_equal": True,
+            "ignore_row_if": "either_value_is_missing",
+        },
+        column="rows",
+        severity=Severity.WARNING,
+        observed="rows {rows}, usually {usual_rows:.12g}",
+        mask=beyond,
+        sql="",
+    )

@@ -1,0 +1,29 @@
+"""What an audit says."""
+
+from dataclasses import dataclass
+
+from jobs.pipelines.spec import Severity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One expectation that failed, for one slice or for all that is served."""
+
+    expectation: str
+    type: str
+    column: str | None
+    severity: Severity
+    observed: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was found in one slice."""
+
+    slice: str
+    failures: tuple[Failure, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing critical failed: the slice may be published."""
+        return all(failure.severity is not Severity.CRITICAL for failure in self.failures)

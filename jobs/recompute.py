@@ -1,0 +1,113 @@
+"""The batch half: the windows of the slices of one plan, through the same plan as the live job, into staged files."""
+
+import logging
+from collections.abc import Iterable
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs import session
+from jobs.connectors.events import Landed
+from jobs.connectors.runs import Plan, RunFolder
+from jobs.failpoints import FailPoint, reach
+from jobs.pipelines.slices import Slice, runs_of
+from jobs.pipelines.spec import Pipeline, Source
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.transforms.aggregate import aggregate, slice_of
+from jobs.transforms.deduplicate import first_arrivals
+
+log = logging.getLogger(__name__)
+
+_ROWS_PER_FILE = 5_000_000
+
+
+def run(settings: Settings, pipeline: Pipeline, run_id: str) -> None:
+    """Stage what the plan of a run asks for."""
+    folder = RunFolder.of(settings.lake_root, pipeline, run_id)
+    plan = folder.plan()
+    if plan.fingerprint != pipeline.fingerprint:
+        raise Refusal(f"{pipeline.name!r} has changed since run {run_id!r} was planned: plan it anew")
+    if not plan.has_windows:
+        folder.staged({})
+        return
+    with session.opened(settings, f"recompute {pipeline.name}") as spark:
+        stage(spark, settings, pipeline, plan, folder)
+    reach(FailPoint.SLICES_STAGED, 0)
+
+
+def stage(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, folder: RunFolder) -> None:
+    """Read the events once pinned, aggregate, and write a folder per slice."""
+    slices = plan.slices(pipeline)
+    events = read_events(spark, settings, pipeline, plan.events_version, slices)
+    own = slice_of(F.col("event_time"), pipeline.slice_seconds).alias("slice")
+    counts = events.where(within("event_time", slices)).groupBy(own).count().collect()
+    windows = aggregate(first_arrivals(events, pipeline.source), pipeline).where(within("window_start", slices))
+    _write(_signed(spark, windows, plan), folder, pipeline)
+    folder.staged({row["slice"]: row["count"] for row in counts})
+    read = sum(row["count"] for row in counts)
+    log.info("staged %d slices of %s from %d events", len(slices), pipeline.name, read)
+
+
+def read_events(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, version: int, slices: Iterable[Slice]
+) -> DataFrame:
+    """The accepted events that can touch windows of these slices, at one version of their table."""
+    source, window = pipeline.source, pipeline.window
+    landed = Landed.at(settings.lake_root, source, version)
+    if landed is None:
+        raise Refusal(f"{source.events_table} is gone: restore it, then plan the run anew")
+    ranges = [
+        (touching[0].start_ms - window.look_back_ms, touching[-1].end_ms + window.reach_ms)
+        for touching in runs_of(slices)
+    ]
+    files = [str(landed.path / file) for file in landed.files(ranges)]
+    rows = spark.read.schema(_columns(source)).parquet(*files)
+    return rows.where(F.col("reason").isNull() & _in_ranges("event_time", ranges)).drop("reason")
+
+
+def within(column: str, slices: Iterable[Slice]) -> Column:
+    """Whether a time lies in one of the slices."""
+    return _in_ranges(column, [(touching[0].start_ms, touching[-1].end_ms) for touching in runs_of(slices)])
+
+
+def _in_ranges(column: str, ranges: Iterable[tuple[int, int]]) -> Column:
+    times = F.col(column)
+    between = [
+        (times >= F.timestamp_millis(F.lit(from_))) & (times < F.timestamp_millis(F.lit(to))) for from_, to in ranges
+    ]
+    return reduce(or_, between, F.lit(False))
+
+
+def _columns(source: Source) -> str:
+    """The columns of `events` that recompute reads, so that Spark need not look for them."""
+    own = ", ".join(f"`{field.name}` {field.type}" for field in source.columns)
+    record = "topic STRING, partition INT, offset BIGINT, arrival_time TIMESTAMP, event_time TIMESTAMP"
+    return f"{record}, {own}, reason STRING"
+
+
+def _signed(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
+    """The windows with the version that each slice will have."""
+    versions = {work.slice: work.version + 1 for work in plan.work}
+    if len(set(versions.values())) == 1:
+        versioned = windows.withColumn("version", F.lit(next(iter(versions.values()))).cast("bigint"))
+    else:
+        known = spark.createDataFrame(list(versions.items()), "slice STRING, version BIGINT")
+        versioned = windows.join(F.broadcast(known), "slice")
+    return versioned.withColumns(
+        {
+            "as_of": F.timestamp_millis(F.lit(plan.as_of_ms)),
+            "run": F.lit(plan.run),
+            "fingerprint": F.lit(plan.fingerprint),
+        }
+    )
+
+
+def _write(windows: DataFrame, folder: RunFolder, pipeline: Pipeline) -> None:
+    """One file per slice, in order: the same rows give the same bytes."""
+    order = ("slice", "window_start", *(f"`{key}`" for key in pipeline.keys))
+    ordered = windows.repartition("slice").sortWithinPartitions(*order)
+    writer = ordered.write.mode("overwrite").partitionBy("slice").option("maxRecordsPerFile", _ROWS_PER_FILE)
+    writer.parquet(str(folder.windows))

@@ -1,0 +1,268 @@
+"""Events, live rows and final rows -> the drift balance: what separates live from final, and what nothing explains.
+
+The stream's rule: an event of a micro-batch counts in a window if the window's end lies after the watermark that was in
+force for late events in that batch. So which events it has counted, window by window, is known from offsets alone.
+"""
+
+from enum import StrEnum
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from jobs.pipelines.spec import Measure, Pipeline
+from jobs.transforms.aggregate import measure, slice_of, transform, window_of
+from jobs.transforms.counted import is_ahead
+
+# How long after a window's end its live value is compared with the final one.
+AGES_MS = (1_000, 5_000, 15_000, 60_000, 300_000)
+# What sums of measures of any scale are kept in.
+TOTAL = "DECIMAL(38,10)"
+_NO_NUMBERS = ("STRING", "TIMESTAMP")
+_NO_CAUSES = "CAST(map() AS MAP<STRING, BIGINT>)"
+
+
+class Cause(StrEnum):
+    """Why an event counts in a window on one side only. The first four are missing in live, the others in final."""
+
+    BEFORE_CHECKPOINT = "before_checkpoint"
+    NOT_REACHED = "not_reached"
+    AHEAD = "ahead"
+    LATE = "late"
+    DUPLICATE = "duplicate"
+    AFTER_FINAL = "after_final"
+
+
+def tagged(events: DataFrame, pipeline: Pipeline, batches: DataFrame, width: int, finals: DataFrame) -> DataFrame:
+    """What the transform makes of the events, once for each window of a final slice: counted by live, or with a cause.
+
+    Args:
+        events: accepted ones that can touch windows of the slices, at least up to the newest batch's ends.
+        pipeline: whose events they are.
+        batches: partition, start, end (exclusive) and watermark of each range of offsets that the stream took.
+        width: how many offsets go into one step of the search for an event's batch.
+        finals: slice, version, offsets (of its header) and reached (how far the stream is), both partition -> offset.
+
+    Returns:
+        The transform's columns, _window, _partition, _offset, _counted and _cause.
+    """
+    placed = _with_batch(events, batches, width).withColumn("_window", window_of(pipeline.window))
+    in_slice = slice_of(F.col("_window.start"), pipeline.slice_seconds)
+    known = finals.select(*(F.col(name).alias(f"_{name}") for name in ("slice", "offsets", "reached")))
+    due = placed.withColumn("_slice", in_slice).join(F.broadcast(known), "_slice")
+    flagged = _with_sides(due, pipeline).withColumns({"_partition": F.col("partition"), "_offset": F.col("offset")})
+    separated = flagged.withColumn("_cause", _cause(pipeline)).where("_counted OR _cause IS NOT NULL")
+    return transform(separated, pipeline, carry=("_window", "_partition", "_offset", "_counted", "_cause"))
+
+
+def _with_batch(events: DataFrame, batches: DataFrame, width: int) -> DataFrame:
+    """Each event with the watermark of the batch that took it; none took it: null.
+
+    Ranges are cut at multiples of the width: so it is a join by hash, and not of each event with each batch.
+    """
+    cut = batches.where("end > start").select(
+        F.col("partition").alias("_of"),
+        F.col("start").alias("_from"),
+        F.col("end").alias("_to"),
+        F.col("watermark").alias("_watermark"),
+    )
+    cut = cut.withColumn("_step", F.expr(f"explode(sequence(_from div {width}, (_to - 1) div {width}))"))
+    on = (
+        (F.col("partition") == F.col("_of"))
+        & (F.expr(f"offset div {width}") == F.col("_step"))
+        & (F.col("offset") >= F.col("_from"))
+        & (F.col("offset") < F.col("_to"))
+    )
+    return events.join(F.broadcast(cut), on, "left").drop("_of", "_from", "_to", "_step")
+
+
+def _with_sides(events: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """Whether live has counted an event in a window, and whether final has."""
+    in_reach = F.col("offset") < F.coalesce(F.try_element_at("_offsets", F.col("partition")), F.lit(0))
+    counted = F.col("_watermark").isNotNull() & ~is_ahead(pipeline) & (F.col("_window.end") > F.col("_watermark"))
+    sides = events.withColumns({"_in_reach": in_reach, "_counted": counted})
+    return sides.withColumn("_final", F.col("_in_reach") & _is_first(pipeline))
+
+
+def _is_first(pipeline: Pipeline) -> Column:
+    """Whether final takes this one of several copies, by the rule of `first_arrivals` within each slice's offsets."""
+    if not pipeline.source.identity:
+        return F.lit(True)
+    same = ("_window", "_in_reach", "event_time", *(f"`{name}`" for name in pipeline.source.identity))
+    return F.row_number().over(Window.partitionBy(*same).orderBy("arrival_time", "partition", "offset")) == 1
+
+
+def _cause(pipeline: Pipeline) -> Column:
+    reached = F.coalesce(F.try_element_at("_reached", F.col("partition")), F.lit(0))
+    missing = (
+        F.when(F.col("_watermark").isNull() & (F.col("offset") < reached), Cause.BEFORE_CHECKPOINT.value)
+        .when(F.col("_watermark").isNull(), Cause.NOT_REACHED.value)
+        .when(is_ahead(pipeline), Cause.AHEAD.value)
+        .otherwise(Cause.LATE.value)
+    )
+    added = F.when(F.col("_in_reach"), Cause.DUPLICATE.value).otherwise(Cause.AFTER_FINAL.value)
+    return F.when(F.col("_final") & ~F.col("_counted"), missing).when(F.col("_counted") & ~F.col("_final"), added)
+
+
+def balance(transformed: DataFrame, live: DataFrame, final: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """All windows of the slices side by side.
+
+    Args:
+        transformed: as `tagged` returns it.
+        live: all live rows of the slices, with epoch, batch and as_of.
+        final: the final rows of the slices.
+        pipeline: whose rows they are.
+
+    Returns:
+        window_start, window_end, keys, slice, live, counted, final and a live value at each age (structs of measures;
+        null where there is no row), unexplained, causes, differs, is_unexplained.
+    """
+    counted = measure(transformed.where("_counted"), pipeline, F.col("_window"))
+    sides = [
+        counted.select(*_at(pipeline), _values(pipeline).alias("counted")),
+        _newest(live, pipeline),
+        final.select(*_at(pipeline), _values(pipeline).alias("final")),
+        _causes(transformed, pipeline),
+    ]
+    rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), sides)
+    names = [name for name in rows.columns if name not in ("window_start", "window_end", *pipeline.keys)]
+    whole = rows.groupBy(*_at(pipeline)).agg(*(F.any_value(name, ignoreNulls=True).alias(name) for name in names))
+    return _judged(whole, pipeline)
+
+
+def _newest(live: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The live row that counts, and the one that counted at each age."""
+    order = F.struct("epoch", "batch")
+    ages = [
+        F.max_by(_values(pipeline), F.when(F.col("as_of") <= F.col("window_end") + _interval(age), order)).alias(
+            _at_age(age)
+        )
+        for age in AGES_MS
+    ]
+    return live.groupBy(*_at(pipeline)).agg(F.max_by(_values(pipeline), order).alias("live"), *ages)
+
+
+def _causes(transformed: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """How many events separate live and final in each window and key, by cause."""
+    keys = zip(pipeline.keys, pipeline.value_types, strict=False)
+    at = [F.col("_window.start").alias("window_start"), F.col("_window.end").alias("window_end")]
+    at += [F.col(f"`{name}`").cast(type_).alias(name) for name, type_ in keys]
+    separating = transformed.where("_cause IS NOT NULL").groupBy(*at, "_cause")
+    counts = separating.agg(F.count_distinct("_partition", "_offset").alias("_events"))
+    entries = F.map_from_entries(F.collect_list(F.struct("_cause", "_events")))
+    return counts.groupBy(*_at(pipeline)).agg(entries.alias("causes"))
+
+
+def _judged(whole: DataFrame, pipeline: Pipeline) -> DataFrame:
+    unexplained = F.struct(*(_unexplained(each).alias(each.name) for each in pipeline.measures))
+    judged = whole.withColumns(
+        {
+            "slice": slice_of(F.col("window_start"), pipeline.slice_seconds),
+            "unexplained": unexplained,
+            "causes": F.coalesce("causes", F.expr(_NO_CAUSES)),
+            "differs": ~F.col("live").eqNullSafe(F.col("final")),
+        }
+    )
+    wrong = [_field("unexplained", each).isNull() | (_field("unexplained", each) != 0) for each in pipeline.measures]
+    return judged.withColumn("is_unexplained", reduce(or_, wrong))
+
+
+def _unexplained(each: Measure) -> Column:
+    """Live minus counted; 0 where they agree, null where they differ and nothing can be subtracted."""
+    live, counted = _field("live", each), _field("counted", each)
+    both = F.col("live").isNull() == F.col("counted").isNull()
+    kind = unexplained_type(each)
+    difference = F.lit(None).cast(kind) if each.type in _NO_NUMBERS else F.try_subtract(live, counted).try_cast(kind)
+    return F.when(both & live.eqNullSafe(counted), F.lit(0).cast(kind)).otherwise(difference)
+
+
+def unexplained_type(each: Measure) -> str:
+    """The type in which a difference of this measure is kept."""
+    return "BIGINT" if each.type in _NO_NUMBERS else each.type
+
+
+def drift_rows(balance: DataFrame, finals: DataFrame, pipeline: Pipeline, run: str) -> DataFrame:
+    """The rows of the drift table: where live and final differ, or an event separates them, or nothing explains it."""
+    told = balance.where(F.col("differs") | F.col("is_unexplained") | (F.size("causes") > 0))
+    return told.join(F.broadcast(finals.select("slice", "version")), "slice").select(
+        *_at(pipeline),
+        "slice",
+        "version",
+        F.lit(run).alias("run"),
+        "live",
+        "final",
+        "unexplained",
+        "causes",
+        F.substring("slice", 1, 8).alias("day"),
+    )
+
+
+def totals(balance: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """Per slice: windows, differing, unexplained, and for each measure and age how far live was from final.
+
+    Returns:
+        slice, windows, differing, unexplained and ages: an array of measure, age_ms, exact, error and magnitude.
+    """
+    ages = [_age(each, age_ms) for each in pipeline.measures for age_ms in AGES_MS]
+    return balance.groupBy("slice").agg(
+        F.count("*").alias("windows"),
+        F.count_if("differs").alias("differing"),
+        F.count_if("is_unexplained").alias("unexplained"),
+        F.array(*ages).alias("ages"),
+    )
+
+
+def _age(each: Measure, age_ms: int) -> Column:
+    """A missing row counts as zero in the error; it is exact only where final has none either."""
+    live, final = _field(_at_age(age_ms), each), _field("final", each)
+    same = F.col(_at_age(age_ms)).isNull() == F.col("final").isNull()
+    return F.struct(
+        F.lit(each.name).alias("measure"),
+        F.lit(age_ms).cast("bigint").alias("age_ms"),
+        F.count_if(same & live.eqNullSafe(final)).alias("exact"),
+        _sum_of(each, F.try_subtract(_or_zero(live), _or_zero(final))).alias("error"),
+        _sum_of(each, _or_zero(final)).alias("magnitude"),
+    )
+
+
+def _sum_of(each: Measure, value: Column) -> Column:
+    nothing = F.lit(None).cast(TOTAL)
+    return nothing if each.type in _NO_NUMBERS else F.try_sum(F.abs(value.try_cast(TOTAL))).try_cast(TOTAL)
+
+
+def causes_by_slice(transformed: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """Per slice and cause: how many events separate live and final, and how many pairs of an event and a window."""
+    in_slice = slice_of(F.col("_window.start"), pipeline.slice_seconds).alias("slice")
+    return (
+        transformed.where("_cause IS NOT NULL")
+        .groupBy(in_slice, F.col("_cause").alias("cause"))
+        .agg(
+            F.count_distinct("_partition", "_offset").alias("events"),
+            F.count_distinct("_partition", "_offset", "_window").alias("window_events"),
+        )
+    )
+
+
+def _at(pipeline: Pipeline) -> list[Column]:
+    return [F.col("window_start"), F.col("window_end"), *(F.col(f"`{key}`") for key in pipeline.keys)]
+
+
+def _values(pipeline: Pipeline) -> Column:
+    return F.struct(*(F.col(f"`{each.name}`") for each in pipeline.measures))
+
+
+def _field(side: str, each: Measure) -> Column:
+    return F.col(f"{side}.{each.name}")
+
+
+def _or_zero(value: Column) -> Column:
+    return F.coalesce(value, F.lit(0))
+
+
+def _at_age(age_ms: int) -> str:
+    return f"_after_{age_ms}"
+
+
+def _interval(age_ms: int) -> Column:
+    return F.expr(f"INTERVAL {age_ms} milliseconds")

@@ -1,0 +1,1 @@
+"""How Airflow tells people what they must know."""

@@ -1,0 +1,99 @@
+"""Sends what has yet to be said of incidents through every channel; whatever fails is tried again at the next delivery.
+
+Any process may deliver, several at once: a message is claimed before it is sent, and noted when it has left.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from airflow.sdk.log import redact  # type: ignore[attr-defined]
+
+from jobs.connectors.incidents import Incident, Incidents, Untold
+from jobs.times import utc
+from tideline_airflow.notifiers.channels import Message, Send, channels
+
+# No longer than a task that has ended may take; what is left goes with the next delivery.
+_DELIVERY_SECONDS = 12.0
+# A lookup of connections that failed looks like one that found none, so nobody is trusted to be nobody at once.
+NOBODY_SECONDS = 600.0
+
+log = logging.getLogger(__name__)
+
+
+def deliver(lake_root: Path) -> None:
+    """Send every message that is due. It never fails: an alert that cannot leave must not fail what raised it."""
+    try:
+        incidents = Incidents.of(lake_root)
+        due = sorted(incidents.untold(), key=lambda untold: untold.due)
+        if due:
+            _Delivery(incidents=incidents, channels=channels()).send(due)
+    except Exception as error:
+        log.warning("incidents could not be told, trying again later: %s", _sentence(error))
+
+
+def message(incident: Incident) -> Message:
+    """What is said of an incident: that it is open, or that it is over."""
+    opened, link = utc(incident.opened), incident.link
+    if not incident.closed:
+        text = f"{incident.text}\nSince {opened} UTC."
+        return Message(subject=f"[tideline] opened: {incident.key}", text=text, link=link, good=False)
+    lasted = timedelta(seconds=round(incident.updated - incident.opened))
+    was = f"\nIt was: {incident.was}" if incident.was else ""
+    text = f"{incident.text}{was}\nIt lasted {lasted}, since {opened} UTC."
+    return Message(subject=f"[tideline] recovered: {incident.key}", text=text, link=link, good=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Delivery:
+    """One round over what is due. A channel that failed is left alone until the next."""
+
+    incidents: Incidents
+    channels: Mapping[str, Send]
+    dead: set[str] = field(default_factory=set)
+
+    def send(self, due: list[Untold]) -> None:
+        until = time.monotonic() + _DELIVERY_SECONDS
+        waiting: set[str] = set()
+        for untold in due:
+            key = untold.incident.key
+            if time.monotonic() > until:
+                log.warning("some incidents are not told yet: the rest leaves with the next delivery")
+                return
+            # Of one key in order: nobody is to hear of a recovery after the next failure.
+            if key in waiting or not self._tell(untold):
+                waiting.add(key)
+
+    def _tell(self, untold: Untold) -> bool:
+        """Whether nothing is left to do for this message."""
+        if not self.channels:
+            nobody = time.time() - untold.due > NOBODY_SECONDS
+            if nobody:
+                self.incidents.settle(untold, ())
+            return nobody
+        sent = untold.sent | {name for name in self.channels if name not in untold.sent and self._leaves(untold, name)}
+        done = sent >= self.channels.keys()
+        if done:
+            self.incidents.settle(untold, sent)
+        return done
+
+    def _leaves(self, untold: Untold, channel: str) -> bool:
+        claim = None if channel in self.dead else self.incidents.claim(untold, channel)
+        if claim is None:
+            return False
+        try:
+            self.channels[channel](message(untold.incident))
+        except Exception as error:
+            self.dead.add(channel)
+            self.incidents.give_back(claim)
+            log.warning("%s did not take %s, trying again later: %s", channel, untold.incident.key, _sentence(error))
+            return False
+        self.incidents.note_sent(claim)
+        return True
+
+
+def _sentence(error: Exception) -> str:
+    return str(redact(f"{type(error).__name__}: {error}"))

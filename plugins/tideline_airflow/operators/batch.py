@@ -1,0 +1,120 @@
+"""A batch job as a task: its driver lives as long as the task does, and its words are the task's log."""
+
+import re
+import subprocess
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.spec import Pipeline
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from tideline_airflow.hooks.kafka import KafkaHook
+from tideline_airflow.operators.submission import APPLICATION, submission
+
+# How `tideline` tells a refusal.
+_REFUSAL = "tideline: "
+_KEPT_LINES = 30
+_END_SECONDS = 4.0
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ")
+
+
+class PipelineOperator(BaseOperator):
+    """A task about one pipeline."""
+
+    def __init__(self, *, pipeline: str, kafka_conn_id: str = KafkaHook.default_conn_name, **kwargs: Any) -> None:
+        """Nothing is looked up before the task runs."""
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self.kafka_conn_id = kafka_conn_id
+
+    @property
+    def definition(self) -> Pipeline:
+        """The pipeline's definition."""
+        if self.pipeline not in PIPELINES:
+            raise AirflowFailException(f"there is no pipeline {self.pipeline!r}: choose one of {', '.join(PIPELINES)}")
+        return PIPELINES[self.pipeline]
+
+    def settings(self) -> Settings:
+        """Where things are, Kafka as the connection says it."""
+        return replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
+
+
+class BatchJobOperator(PipelineOperator):
+    """Runs a job of `python -m jobs` under `spark-submit`, and waits for its end."""
+
+    template_fields: Sequence[str] = ("conf",)
+
+    def __init__(
+        self,
+        *,
+        spark_conn_id: str = SparkSubmitHook.default_conn_name,
+        conf: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Neither connection nor jars are looked up before the task runs."""
+        super().__init__(**kwargs)
+        self.spark_conn_id = spark_conn_id
+        self.conf = conf or {}
+        self.application = APPLICATION
+        self._process: subprocess.Popen[str] | None = None
+
+    def submit(self, *arguments: str) -> None:
+        """Run a driver to its end. What it refuses fails for good, whatever else it fails of is tried again."""
+        command, environment = submission(
+            arguments,
+            application=self.application,
+            spark_conn_id=self.spark_conn_id,
+            kafka_conn_id=self.kafka_conn_id,
+            conf=self.conf,
+        )
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        # In the task's own process group: what ends the task ends the driver.
+        with subprocess.Popen(command, env=environment, text=True, errors="replace", **pipes) as self._process:
+            last = self._say(self._process)
+        if self._process.returncode == 0:
+            return
+        words = next((line for line in reversed(last) if line.startswith(_REFUSAL)), None)
+        if words:
+            raise AirflowFailException(words.removeprefix(_REFUSAL))
+        end = f"; the last line of its log: {last[-1]}" if last else ""
+        raise AirflowException(f"the driver of {' '.join(arguments[:2])} ended with {self._process.returncode}{end}")
+
+    def _say(self, process: "subprocess.Popen[str]") -> "deque[str]":
+        last: deque[str] = deque(maxlen=_KEPT_LINES)
+        for line in map(str.rstrip, process.stdout or ()):
+            if not line:
+                continue
+            last.append(line)
+            stamp = _STAMP.match(line)
+            say = self.log.warning if stamp and stamp["level"] not in ("INFO", "DEBUG") else self.log.info
+            say("%s", line[stamp.end() :] if stamp else line)
+        return last
+
+    def on_kill(self) -> None:
+        """End the driver with the task."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+class AccountOperator(BatchJobOperator):
+    """Explains, for slices that became final, what separates their live rows from the final ones."""
+
+    def execute(self, context: Any) -> None:
+        """One Spark job for all slices that have no account yet."""
+        try:
+            self.submit("account", self.pipeline, "--run", context["dag_run"].run_id)
+        except Refusal as refusal:
+            raise AirflowFailException(str(refusal)) from refusal

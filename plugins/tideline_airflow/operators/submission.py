@@ -1,0 +1,51 @@
+"""How a job becomes a Spark driver: `spark-submit` as the Spark provider's connection wants it."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+from jobs.refusal import Refusal
+from jobs.settings import PROJECT, Settings, spark_conf
+from tideline_airflow.hooks.kafka import KafkaHook
+
+APPLICATION = str(PROJECT / "jobs" / "__main__.py")
+
+
+def submission(
+    arguments: Sequence[str],
+    *,
+    application: str = APPLICATION,
+    spark_conn_id: str = SparkSubmitHook.default_conn_name,
+    kafka_conn_id: str = KafkaHook.default_conn_name,
+    conf: Mapping[str, str] | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment of `spark-submit`. Kafka's settings are never arguments."""
+    connection = SparkSubmitHook(conn_id=spark_conn_id)._connection
+    if connection["deploy_mode"] == "cluster":
+        raise Refusal(f"connection {spark_conn_id!r}: jobs run in client mode; set deploy-mode to client")
+    settings = replace(Settings.from_env(), spark_master=connection["master"])
+    hook = SparkSubmitHook(
+        conn_id=spark_conn_id,
+        conf={**spark_conf(settings), **(conf or {})},
+        name=f"tideline {' '.join(arguments[:2])}",
+        application_args=list(arguments),
+    )
+    # The hook's own `submit` waits for the end, and says its whole command line.
+    return hook._build_spark_submit_command(application), _environment(settings, kafka_conn_id)
+
+
+def _environment(settings: Settings, kafka_conn_id: str) -> dict[str, str]:
+    """A driver knows Spark, Kafka and the lake, and nothing of Airflow: neither its settings nor its secrets."""
+    python = Path(sys.executable)
+    own = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
+    return {
+        **own,
+        "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
+        "PYSPARK_PYTHON": str(python),
+        "SPARK_MASTER": settings.spark_master,
+        **KafkaHook(kafka_conn_id).environment(),
+    }

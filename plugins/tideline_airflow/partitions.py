@@ -1,0 +1,55 @@
+"""Slices as partitions of Airflow: when a run is scheduled, for which slice, and how a slice's key reads."""
+
+from datetime import UTC, datetime
+
+from airflow.sdk import Asset, CronPartitionTimetable
+
+from jobs.connectors.states import closes_at
+from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
+
+# What Airflow's own partition mappers read where nothing else is said.
+KEY_FORMAT = "%Y-%m-%dT%H:%M:%S"
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def timetable_of(pipeline: Pipeline) -> CronPartitionTimetable:
+    """A run for each slice, as soon as the slice is over."""
+    return CronPartitionTimetable(
+        cron_of(pipeline), timezone="UTC", run_offset=-slices_until_over(pipeline), key_format=KEY_FORMAT
+    )
+
+
+def cron_of(pipeline: Pipeline) -> str:
+    """A moment for each beginning of a slice. Slices are counted from 1970, cron counts within the hour or the day."""
+    length = pipeline.slice_seconds
+    if length % _MINUTE == 0 and _HOUR % length == 0:
+        return "0 * * * *" if length == _HOUR else f"*/{length // _MINUTE} * * * *"
+    if length % _HOUR == 0 and _DAY % length == 0:
+        return "0 0 * * *" if length == _DAY else f"0 */{length // _HOUR} * * *"
+    raise RefusedDefinitionError(
+        f"pipeline {pipeline.name!r}: Airflow cannot schedule slices of slice_seconds={length}: choose minutes that "
+        "divide an hour (60, 300, 900, …), hours that divide a day (3600, 21600, …), or a day (86400)"
+    )
+
+
+def slices_until_over(pipeline: Pipeline) -> int:
+    """How many slices before the one that begins now the newest lies for which nothing more can come in time."""
+    length, wait = pipeline.slice_seconds * 1000, closes_at(pipeline, Slice(0, 0))
+    return 1 - (-wait // length)
+
+
+def key_of(slice_: Slice) -> str:
+    """The partition's key: when the slice begins."""
+    return slice_.start.strftime(KEY_FORMAT)
+
+
+def slice_of(pipeline: Pipeline, key: str) -> Slice:
+    """The slice of a partition's key."""
+    start = datetime.strptime(key, KEY_FORMAT).replace(tzinfo=UTC)
+    return slice_at(pipeline, round(start.timestamp() * 1000))
+
+
+def asset_of(pipeline: Pipeline) -> Asset:
+    """What a pipeline publishes, as Airflow knows it."""
+    return Asset(name=pipeline.asset, uri=f"tideline://{pipeline.asset}")

@@ -1,0 +1,91 @@
+"""What a run of `recompute_…` is asked to do, from how it came about. Decisions only."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jobs.connectors.states import Request
+from jobs.pipelines.slices import Slice, slices_between
+from jobs.pipelines.spec import Pipeline
+from jobs.refusal import Refusal
+from jobs.times import parse_time
+from tideline_airflow.partitions import slice_of
+
+
+class Run(Protocol):
+    """What Airflow says of a run."""
+
+    @property
+    def run_id(self) -> str:
+        """Its name."""
+
+    @property
+    def run_type(self) -> Any:
+        """Scheduled, backfill, manual, …."""
+
+    @property
+    def partition_key(self) -> str | None:
+        """Its slice, if it has one."""
+
+    @property
+    def clear_number(self) -> int | None:
+        """How often it was cleared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which slices; no request means what is due. A dry run writes nothing."""
+
+    request: Request | None = None
+    dry_run: bool = False
+    outdated: bool = False
+
+
+def asked(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]) -> Asked:
+    """What a run is to do. ``taken``: the slices that it took before it was cleared."""
+    if run.run_type == "manual":
+        return _by_hand(pipeline, run, params, taken)
+    if run.clear_number:
+        return Asked(request=_again(pipeline, run, taken))
+    if run.run_type == "backfill":
+        return Asked(request=_own_slice(pipeline, run, f"backfill {run.run_id}"))
+    return Asked()
+
+
+def _by_hand(
+    pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]
+) -> Asked:
+    dry_run, reason = bool(params["dry_run"]), str(params.get("reason") or "").strip()
+    slices = _between(pipeline, params.get("from"), params.get("to"))
+    wants = bool(slices or params.get("outdated") or run.partition_key)
+    if wants and not dry_run and not reason:
+        raise Refusal("say why: a run that restates slices needs a reason, which the ledger keeps")
+    if params.get("outdated"):
+        if slices:
+            raise Refusal("choose one: an interval (from, to), or all slices that are outdated")
+        return Asked(request=Request(slices=(), reason=reason or "dry run"), dry_run=dry_run, outdated=True)
+    if slices:
+        return Asked(request=Request(slices=slices, reason=reason or "dry run"), dry_run=dry_run)
+    if run.partition_key:
+        return Asked(request=_own_slice(pipeline, run, reason or "dry run"), dry_run=dry_run)
+    return Asked(request=_again(pipeline, run, taken) if run.clear_number and not dry_run else None, dry_run=dry_run)
+
+
+def _between(pipeline: Pipeline, from_: str | None, to: str | None) -> tuple[Slice, ...]:
+    if not from_ and not to:
+        return ()
+    if not from_ or not to:
+        raise Refusal("an interval needs both ends: set from and to, or none of them")
+    slices = tuple(slices_between(pipeline, parse_time(from_), parse_time(to)))
+    if not slices:
+        raise Refusal(f"from {from_} to {to} is no interval: to must come after from")
+    return slices
+
+
+def _again(pipeline: Pipeline, run: Run, taken: Callable[[], Sequence[Slice]]) -> Request | None:
+    slices = tuple(taken())
+    return Request(slices=slices, reason="cleared") if slices else _own_slice(pipeline, run, "cleared")
+
+
+def _own_slice(pipeline: Pipeline, run: Run, reason: str) -> Request | None:
+    return Request(slices=(slice_of(pipeline, run.partition_key),), reason=reason) if run.partition_key else None

@@ -1,0 +1,56 @@
+"""A recompute run as Airflow does it, step after step, in this process."""
+
+import time
+from collections.abc import Sequence
+
+from jobs import recompute
+from jobs.connectors import kafka, planning, publishing
+from jobs.connectors.planning import Planned
+from jobs.connectors.publishing import Published
+from jobs.connectors.states import Request
+from jobs.pipelines.slices import Slice
+from jobs.pipelines.spec import Pipeline
+from jobs.quality import gate
+from jobs.settings import Settings
+
+# By then every slice of events that happen now is over, for tumbling windows of a minute at most.
+LATER_SECONDS = 240.0
+
+
+def plan(
+    settings: Settings,
+    pipeline: Pipeline,
+    run: str,
+    *,
+    slices: Sequence[Slice] = (),
+    reason: str = "asked for",
+    later_seconds: float = LATER_SECONDS,
+) -> Planned:
+    """Plan as if it were later: nobody waits for a slice to be over."""
+    request = Request(slices=tuple(slices), reason=reason) if slices else None
+    with kafka.admin(settings.kafka) as client:
+        clock = lambda: time.time() + later_seconds  # noqa: E731
+        return planning.make(settings.lake_root, client, pipeline, run, request, clock)
+
+
+def stage(settings: Settings, pipeline: Pipeline, run: str) -> None:
+    """The one task that needs Spark."""
+    recompute.run(settings, pipeline, run)
+
+
+def audit(settings: Settings, pipeline: Pipeline, run: str) -> None:
+    """Great Expectations, in memory."""
+    gate.examine(settings.lake_root, pipeline, run)
+
+
+def publish(settings: Settings, pipeline: Pipeline, run: str) -> Published:
+    """Commit, topic, ledger."""
+    return publishing.publish(settings, pipeline, run)
+
+
+def whole(settings: Settings, pipeline: Pipeline, run: str, **request: object) -> Published:
+    """All four."""
+    plan(settings, pipeline, run, **request)  # type: ignore[arg-type]
+    stage(settings, pipeline, run)
+    audit(settings, pipeline, run)
+    return publish(settings, pipeline, run)
