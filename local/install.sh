@@ -46,5 +46,6 @@ python=$(find_python)
 uv=$(find_uv "$python")
 supported .venv/bin/python || "$uv" venv --quiet --clear --python "$python" .venv
 echo "tideline: installing into .venv (about 1.3 GB the first time)" >&2
-"$uv" pip sync --quiet --python .venv/bin/python --require-hashes requirements.lock
+# Compiled once here: else every process compiles what it imports anew where Python may not write its cache.
+"$uv" pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock
 "$uv" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .

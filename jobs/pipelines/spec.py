@@ -340,6 +340,11 @@ class Check:
             self.minimum is None or self.maximum is None or self.minimum <= self.maximum,
             f"check on {self.column!r}: minimum={self.minimum} is above maximum={self.maximum}",
         )
+        bounds = [bound for bound in (self.minimum, self.maximum) if bound is not None]
+        _require(
+            all(-(2**63) <= bound < 2**63 for bound in bounds),
+            f"check on {self.column!r}: bounds {bounds} go beyond a BIGINT: leave out what nothing can exceed",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,6 +412,13 @@ class Pipeline:
         _require(
             not unknown, f"pipeline {self.name!r}: checks on {unknown}, which are not in {list(self.value_columns)}"
         )
+        types = dict(zip(self.value_columns, self.value_types, strict=False))
+        for check in self.checks:
+            bounded = check.minimum is not None or check.maximum is not None
+            _require(
+                not bounded or types[check.column].startswith(("BIGINT", "DECIMAL")),
+                f"pipeline {self.name!r}: check on {check.column!r} has bounds, but it is no number",
+            )
         _require(
             len(self.key_types) in (0, len(self.keys)),
             f"pipeline {self.name!r}: key_types={list(self.key_types)} must say one type for each of {list(self.keys)}",

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -126,10 +127,12 @@ def _library() -> SimpleNamespace:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import great_expectations as gx
-        import great_expectations.expectations.core as expectations
         from great_expectations.data_context.types.base import DataContextConfig, InMemoryStoreBackendDefaults
         from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
         from great_expectations.render.view.view import DefaultJinjaSectionView
+
+        # It names its classes without exporting them.
+        expectations: Any = importlib.import_module("great_expectations.expectations")
 
         class ExpectColumnValuesToBeWithin(expectations.ExpectColumnValuesToBeBetween):  # type: ignore[misc]
             """Its parent makes every bound a float, with which Spark compares a DECIMAL as a DOUBLE."""

@@ -159,6 +159,26 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: pipeline(checks=(Check(column="mean"),)), "checks on ['mean'], which are not in ['device', 'total']"),
     (lambda: Check(column="total", minimum=2, maximum=1), "check on 'total': minimum=2 is above maximum=1"),
     (
+        lambda: pipeline(checks=(Check(column="device", minimum=1),)),
+        "pipeline 'per_device': check on 'device' has bounds, but it is no number",
+    ),
+    (lambda: Check(column="total", maximum=2**63), "go beyond a BIGINT: leave out what nothing can exceed"),
+    (lambda: pipeline(counts="total"), "counts='total' names no BIGINT measure"),
+    (lambda: pipeline(counts="nothing"), "counts='nothing' names no BIGINT measure"),
+    (lambda: pipeline(key_types=("STRING", "BIGINT")), "must say one type for each of ['device']"),
+    (lambda: pipeline(key_types=("DOUBLE",)), "type='DOUBLE' is not one of BIGINT"),
+    (lambda: pipeline(reopen_rows=-1), "reopen_rows=-1 must not be negative"),
+    (lambda: pipeline(reopen_share=1.5), "reopen_share=1.5 goes from 0 to 1"),
+    *[
+        (lambda sql=sql: pipeline(transform=sql), "transform must be one SELECT that works row by row")
+        for sql in (
+            "WITH a AS (SELECT event_time FROM {readings}) SELECT * FROM a",
+            "SELECT DISTINCT event_time FROM {readings}",
+            "SELECT event_time FROM {readings} UNION ALL SELECT event_time FROM {readings}",
+            "SELECT event_time, count(*) FROM {readings} GROUP  BY 1",
+        )
+    ],
+    (
         lambda: pipeline(slice_seconds=0),
         "slice_seconds=0 is no multiple of the window's slide (250 ms): a window would",
     ),

@@ -1,0 +1,376 @@
+"""The protocol of recompute on tables that exist only in memory: actors that are paused, killed and overtaken anywhere.
+
+Plan and publish are the product's own code. The tables behave as Delta's do: a commit is there or not, and succeeds on
+the version only that its writer has seen. Rows and verdicts are made up: a slice has one window, which counts events.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from greenlet import getcurrent, greenlet
+
+from jobs.connectors import planning, publishing
+from jobs.connectors.control import LeaseLostError
+from jobs.connectors.events import Count
+from jobs.connectors.fenced import OvertakenError
+from jobs.connectors.final import FinalTable, Publication, columns_of
+from jobs.connectors.publishing import Published
+from jobs.connectors.runs import RunFolder
+from jobs.connectors.states import Entry, Header, Request, State, closes_at
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import Slice, slice_at
+from jobs.refusal import Refusal
+
+SUM = PIPELINES["rolling_sum"]
+MINUTE_MS = 60_000
+BEGIN_MS = 1_800_000_000_000
+TOPIC_ID = "t1"
+
+
+class Killed(BaseException):
+    """What `kill -9` is to an actor."""
+
+
+@dataclass
+class World:
+    """Everything that outlives an actor."""
+
+    root: Path
+    chance: random.Random
+    clock_ms: int = BEGIN_MS
+    events: list[int] = field(default_factory=list)  # The time of each; its place is its offset.
+    landed: int = 0
+    final: dict[str, tuple[Header, int]] = field(default_factory=dict)
+    history: list[dict[str, tuple[Header, int]]] = field(default_factory=lambda: [{}])
+    lines: list[Entry] = field(default_factory=list)
+    commits: int = 0
+    seen_late: tuple[str, dict[int, int]] = ("", {})
+    topic: dict[bytes, bytes | None] = field(default_factory=dict)
+    holder: object = None
+    bad: set[str] = field(default_factory=set)
+    reported: list[tuple[str, int]] = field(default_factory=list)
+    defects: list[str] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
+
+    def operate(self, name: str) -> None:
+        """A moment before or after an operation: here an actor may be paused for ever, or killed."""
+        self.operations.append(name)
+        parent = getcurrent().parent
+        if parent is not None:
+            parent.switch(name)
+
+    def count(self, slice_: Slice, landed: int) -> int:
+        """How many of the landed events lie in a slice."""
+        return sum(slice_.start_ms <= at < slice_.end_ms for at in self.events[:landed])
+
+
+class FinalModel:
+    """`FinalTable` in memory."""
+
+    require_version = FinalTable.require_version
+
+    def __init__(self, world: World, version: int | None = None) -> None:
+        self.world = world
+        self.seen = len(world.history) - 1 if version is None else version
+
+    def headers(self) -> dict[str, Header]:
+        return {name: header for name, (header, _) in self.world.history[self.seen].items()}
+
+    def rows(self, slice_: str) -> pa.Table:
+        return window(self.world.history[self.seen].get(slice_))
+
+    def published_at(self, slice_: str, version: int) -> int | None:
+        for at in range(self.seen, 0, -1):
+            found, before = self.world.history[at].get(slice_), self.world.history[at - 1].get(slice_)
+            if found and found != before and found[0].version == version:
+                return at
+        return None
+
+    def new_stage(self) -> Path:
+        return self.world.root / "stage"
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        world = self.world
+        world.operate("final: commit")
+        if self.seen != len(world.history) - 1:
+            raise OvertakenError("another writer has committed")
+        changed = dict(world.history[-1])
+        for publication in publications:
+            header = publication.header
+            now = changed.get(header.slice)
+            self.require_version(now[0] if now else None, header)
+            content = sum(json.loads(file.read_text())["events"] for file in publication.files)
+            changed[header.slice] = (header, content)
+        world.history.append(changed)
+        self.seen += 1
+        judge_commit(world)
+        world.operate("final: committed")
+
+
+class LedgerModel:
+    """`Ledger` in memory."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.seen = world, world.commits
+
+    def newest(self, since_day: str = "") -> dict[str, Entry]:
+        return {entry.slice: entry for entry in self.world.lines}
+
+    def seen_late(self, topic_id: str) -> dict[int, int]:
+        return dict(self.world.seen_late[1]) if self.world.seen_late[0] == topic_id else {}
+
+    def append(self, entries: Any, *, seen_late: tuple[str, Mapping[int, int]] | None = None) -> None:
+        lines = list(entries)
+        if not lines:
+            return
+        world = self.world
+        world.operate("ledger: commit")
+        if self.seen != world.commits:
+            raise OvertakenError("another writer has committed")
+        assert len({line.slice for line in lines}) == len(lines), "two lines of one slice in one commit have no order"
+        world.lines += lines
+        world.seen_late = (seen_late[0], dict(seen_late[1])) if seen_late else world.seen_late
+        world.commits += 1
+        self.seen += 1
+        world.operate("ledger: committed")
+
+
+class LandedModel:
+    """`Landed` in memory, pinned at what is landed now."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.version = world, world.landed
+
+    def ends(self, topic: str, topic_id: str) -> dict[int, int]:
+        return {0: self.version} if self.version else {}
+
+    def first_ms(self) -> int | None:
+        return min(self.world.events[: self.version], default=None)
+
+    def count(self, pipeline: object, slices: Sequence[Slice]) -> dict[str, Count]:
+        counts = {slice_.name: self.world.count(slice_, self.version) for slice_ in slices}
+        return {name: Count(events=count, window_events=count) for name, count in counts.items() if count}
+
+    def since(self, ends: Mapping[int, int], before_ms: int) -> pa.Table:
+        rows = [
+            {"partition": 0, "offset": offset, "time": at, "arrival": at}
+            for offset, at in enumerate(self.world.events[: self.version])
+            if offset >= ends.get(0, 0) and at < before_ms
+        ]
+        return pa.Table.from_pylist(rows) if rows else pa.table({})
+
+
+def window(found: tuple[Header, int] | None) -> pa.Table:
+    """The one row of a slice, none if nothing fell into it."""
+    rows = []
+    if found and found[1]:
+        start = slice_named_start(found[0].slice)
+        total = Decimal(found[1])
+        rows = [{"window_start": start, "window_end": start, "key": "k", "total": total, "events": found[1]}]
+    return pa.Table.from_pylist(rows, schema=columns_of(SUM))
+
+
+def slice_named_start(name: str) -> Any:
+    from jobs.pipelines.slices import slice_named
+
+    return slice_named(SUM, name).start
+
+
+def judge_commit(world: World) -> None:
+    """A slice goes from one version to the next, and holds what was landed up to its header's offsets."""
+    before, after = world.history[-2:]
+    for name, (header, content) in after.items():
+        if after[name] == before.get(name):
+            continue
+        old = before[name][0].version if name in before else 0
+        if header.version != old + 1:
+            world.defects.append(f"slice {name} went from version {old} to {header.version}")
+        if header.verdict.startswith("rolled back"):
+            continue
+        slice_ = slice_at(SUM, round(slice_named_start(name).timestamp() * 1000))
+        landed = header.offsets.get(0, 0)
+        if content != world.count(slice_, landed):
+            world.defects.append(f"slice {name} holds {content}, its offsets {world.count(slice_, landed)}")
+        in_time = sum(slice_.start_ms <= at < slice_.end_ms for at in world.events[: world_boundary(world, name)])
+        if content < in_time:
+            world.defects.append(f"slice {name} was published without events that came in time")
+
+
+def world_boundary(world: World, name: str) -> int:
+    """Where the topic ended when the slice's boundary was taken."""
+    taken = [entry.boundary for entry in world.lines if entry.slice == name and entry.boundary]
+    return max((boundary.ends[0] for boundary in taken[:1]), default=0)
+
+
+@contextmanager
+def model_of(world: World) -> Iterator[None]:
+    """The product's protocol on the world's tables."""
+
+    @contextmanager
+    def writing(_root: Path, _job: str) -> Iterator[Any]:
+        me = object()
+        while world.holder is not None:
+            world.operate("lease: waiting")
+        world.holder = me
+
+        def check() -> None:
+            if world.holder is not me:
+                raise LeaseLostError("overtaken")
+
+        try:
+            yield SimpleNamespace(check=check)
+        finally:
+            if world.holder is me:
+                world.holder = None
+
+    def send(_kafka: object, _topic: str, wanted: Any) -> int:
+        count = 0
+        for key, value in wanted:
+            world.operate("topic: send")
+            world.topic[key] = value
+            count += 1
+        return count
+
+    def require(_client: object, topics: Sequence[str]) -> dict[str, Any]:
+        found = SimpleNamespace(topic_id=TOPIC_ID, earliest={0: 0}, latest={0: len(world.events)})
+        return dict.fromkeys(topics, found)
+
+    final = SimpleNamespace(
+        open=lambda *_: FinalModel(world), read=lambda _root, _pipeline, version=None: FinalModel(world, version)
+    )
+    ledger = SimpleNamespace(open=lambda *_: LedgerModel(world), read=lambda *_: LedgerModel(world))
+    incidents = SimpleNamespace(of=lambda _: SimpleNamespace(close=lambda *_: None))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (planning, publishing):
+            patch.setattr(module, "FinalTable", final)
+            patch.setattr(module, "Ledger", ledger)
+            patch.setattr(module, "writing", writing)
+        patch.setattr(planning, "Landed", SimpleNamespace(at=lambda *_: LandedModel(world) if world.landed else None))
+        patch.setattr(planning, "require", require)
+        patch.setattr(publishing, "send", send)
+        patch.setattr(publishing, "Incidents", incidents)
+        yield
+
+
+def run(world: World, name: str, request: Request | None = None) -> Published | None:
+    """One DAG run: plan, stage, audit, publish. Tasks may be killed; what they leave is in the world."""
+    settings = SimpleNamespace(lake_root=world.root, kafka=None)
+    planned = planning.make(world.root, None, SUM, name, request, lambda: world.clock_ms / 1000)
+    if not planned.plan.work and not planned.plan.untold:
+        return None
+    folder = RunFolder.of(world.root, SUM, name)
+    for work in planned.plan.work:
+        world.operate("stage: write")
+        count = work.events
+        if count:
+            file = folder.windows / f"slice={work.slice}" / "rows.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"events": count}))
+    world.operate("stage: say so")
+    folder.staged({})
+    world.operate("audit: decide")
+    folder.decide(
+        {
+            work.slice: {"passed": work.slice not in world.bad, "failures": [], "rows": 1, "checksum": str(work.events)}
+            for work in planned.plan.work
+        }
+    )
+    blocked = [work for work in planned.plan.work if work.slice in world.bad]
+    if blocked:
+        with planning.writing(world.root, SUM.recompute_job):
+            LedgerModel(world).append(planning._entry(planned.plan, work, State.BLOCKED) for work in blocked)
+    published = publishing.publish(settings, SUM, name)  # type: ignore[arg-type]
+    world.reported += list(published.versions.items())
+    return published
+
+
+def judge_end(world: World) -> list[str]:
+    """After a run that nobody disturbed: everything due is final or blocked, and all tables say the same."""
+    defects, final = list(world.defects), world.history[-1]
+    newest = {entry.slice: entry for entry in world.lines}
+    for name, (header, content) in final.items():
+        line = newest.get(name)
+        said_final = line and (line.version, line.state) == (header.version, State.FINAL)
+        blocked_since = line and line.state is State.BLOCKED and line.version > header.version
+        if not (said_final or blocked_since):
+            defects.append(f"slice {name} is at version {header.version}, the ledger says {line}")
+        rows = window((header, content)).to_pylist()
+        key = f'["{slice_named_start(name):%Y-%m-%dT%H:%M:%S}.000Z","k"]'.encode()
+        said = json.loads(world.topic.get(key) or b"{}")
+        if rows and (said.get("version"), said.get("events")) != (header.version, content):
+            defects.append(f"slice {name} is {content} at version {header.version}, its topic says {said}")
+        if not rows and world.topic.get(key):
+            defects.append(f"slice {name} is empty, its topic says {said}")
+    landed = world.events[: world.landed]
+    if landed:
+        at = slice_at(SUM, min(landed)).start_ms
+        while closes_at(SUM, slice_at(SUM, at)) <= world.clock_ms:
+            slice_ = slice_at(SUM, at)
+            line = newest.get(slice_.name)
+            if slice_.name not in final and not (line and line.state is State.BLOCKED):
+                defects.append(f"slice {slice_.name} is due and not final")
+            at += MINUTE_MS
+    versions = {(name, header.version) for state in world.history for name, (header, _) in state.items()}
+    defects += [f"reported, but not there: {success}" for success in world.reported if success not in versions]
+    return defects
+
+
+def in_turns(world: World, actors: Mapping[str, Callable[[], object]], steps: int) -> list[str]:
+    """Let actors run in an order of chance, each paused at every operation; some are killed, some overtaken."""
+    told: list[str] = []
+    alive = {name: _begin(work, told) for name, work in actors.items()}
+    for _ in range(steps):
+        if not alive:
+            break
+        name = world.chance.choice(sorted(alive))
+        happening = world.chance.random()
+        if happening < 0.10:
+            # The holder of the lease is dead, or sleeps and is taken for dead: somebody else takes over.
+            world.holder = None
+        if happening < 0.06:
+            _kill(alive.pop(name))
+            continue
+        if happening < 0.30:
+            happen(world)
+        alive[name].switch()
+        if alive[name].dead:
+            alive.pop(name)
+    for left in alive.values():
+        _kill(left)
+    world.holder = None
+    return told
+
+
+def _begin(work: Callable[[], object], told: list[str]) -> greenlet:
+    def main() -> None:
+        try:
+            work()
+        except (Refusal, Killed) as error:
+            told.append(f"{type(error).__name__}: {error}")
+
+    return greenlet(main)
+
+
+def _kill(actor: greenlet) -> None:
+    # One that has not begun has nothing to end.
+    if actor:
+        actor.throw(Killed())
+
+
+def happen(world: World) -> None:
+    """Time passes, events come, some of them late; ingest lands some."""
+    chance = world.chance
+    world.clock_ms += chance.choice((0, 1_000, 30_000, MINUTE_MS))
+    for _ in range(chance.randrange(4)):
+        late = chance.choice((0, 0, 0, 30_000, 200_000))
+        world.events.append(max(BEGIN_MS, world.clock_ms - late))
+    world.landed = chance.randint(world.landed, len(world.events))
