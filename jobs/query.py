@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from jobs.connectors.drift import BALANCE_SCHEMA, drift_schema
 from jobs.connectors.fenced import files_of
 from jobs.connectors.final import live_schema, schema_of
 from jobs.connectors.incidents import Incidents, as_table
@@ -123,6 +124,8 @@ def _schemas() -> dict[str, pa.Schema]:
         found[table_name(pipeline.live_table)] = live_schema(pipeline)
         found[table_name(pipeline.final_table)] = schema_of(pipeline)
         found[table_name(pipeline.ledger_table)] = LEDGER
+        found[table_name(pipeline.drift_table)] = drift_schema(pipeline)
+        found[table_name(pipeline.balance_table)] = BALANCE_SCHEMA
     return found
 
 
