@@ -16,7 +16,7 @@ $(INSTALLED): requirements.lock pyproject.toml local/install.sh
 	@sh local/install.sh
 	@touch $@
 
-demo: $(INSTALLED) ## Start everything, feed it, and show windows filling
+demo: $(INSTALLED) ## Start everything, feed it, and show live windows turn final
 	@$(BIN)/tideline demo $(ARGS)
 
 up: $(INSTALLED) ## Start the platform: Kafka broker and Airflow

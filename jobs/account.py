@@ -152,7 +152,8 @@ def _may_touch(pipeline: Pipeline, header: Header, batch: Taken) -> bool:
 def _account(
     settings: Settings, pipeline: Pipeline, run_id: str, seen: Seen, found: _Sorted, accounts: Accounts
 ) -> None:
-    began, stage, totals = time.monotonic(), accounts.new_stage(), []
+    began, stage = time.monotonic(), accounts.new_stage()
+    totals: list[dict[str, Any]] = []
     example = None
     if found.compared:
         with session.opened(settings, f"account {pipeline.name}") as spark:
@@ -248,7 +249,7 @@ def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: s
 
 def _example(balance: DataFrame, pipeline: Pipeline, wrong: int) -> str:
     """A sentence for the incident: the first window that nothing explains."""
-    order = ["window_start", *(F.col(f"`{key}`") for key in pipeline.keys)]
+    order = [F.col("window_start"), *(F.col(f"`{key}`") for key in pipeline.keys)]
     row = balance.where("is_unexplained").orderBy(*order).first()
     if row is None:
         raise Refusal(f"the account of {pipeline.name!r} found {wrong} unexplained windows and then none: run it again")
@@ -257,9 +258,10 @@ def _example(balance: DataFrame, pipeline: Pipeline, wrong: int) -> str:
     values = "; ".join(
         f"{name}: live {_of(row, 'live', name)}, counted {_of(row, 'counted', name)}" for name in differing
     )
+    at = iso(round(row["window_start"].timestamp() * 1000))
     return (
-        f"slice {row['slice']}, window {iso(round(row['window_start'].timestamp() * 1000))}, {keys}: {values}; {wrong} windows "
-        f"of this account differ from the events that the stream has counted. docs/drift.md says what to do"
+        f"slice {row['slice']}, window {at}, {keys}: {values}; {wrong} windows of this account differ from the events "
+        "that the stream has counted. docs/drift.md says what to do"
     )
 
 

@@ -24,10 +24,13 @@ from jobs.times import parse_time
 
 if TYPE_CHECKING:
     from jobs.connectors.fleet import Fleet
+    from jobs.pipelines.spec import Pipeline
     from local.stack import Stack
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 errors = Console(stderr=True)
+# How long a command follows the run that it has started.
+_RUN_SECONDS = 3600.0
 
 
 @app.callback()
@@ -225,11 +228,16 @@ def doctor() -> None:
 
 
 @app.command()
-def demo() -> None:
-    """Start everything, feed it, and show windows filling; leaves the platform running."""
-    from local.demo import run
+def demo(
+    broken: Annotated[bool, typer.Option("--break", help="Then send a bad batch, and show how it is blocked.")] = False,
+) -> None:
+    """Start everything, feed it, and show live windows turn final; leaves the platform running."""
+    from local import demo as shows
+    from local import demo_break
 
-    run(_stack(), Console())
+    shows.run(_stack(), Console())
+    if broken:
+        demo_break.run(_stack(), Console())
 
 
 @app.command()
@@ -357,11 +365,67 @@ def live(
 ) -> None:
     """Run the streaming job of a pipeline, until stopped."""
     from jobs import live as job
+
+    job.run(Settings.from_env(), _pipeline(name), until_caught_up=until_caught_up)
+
+
+_Run = Annotated[str, typer.Option("--run", help="The run that was planned.")]
+
+
+@app.command(hidden=True)
+def recompute(name: str, run: _Run) -> None:
+    """Compute the windows that a run's plan asks for: what the task `recompute` submits."""
+    from jobs import recompute as job
+
+    job.run(Settings.from_env(), _pipeline(name), run)
+
+
+@app.command(hidden=True)
+def audit(
+    name: str, run: _Run, link: Annotated[str | None, typer.Option(help="Where people read about it.")] = None
+) -> None:
+    """Judge by Spark what a run has staged: what the task `audit` submits when there are many rows."""
+    from jobs import session
+    from jobs.quality import gate
+
+    settings = Settings.from_env()
+    with session.opened(settings, f"audit {name}") as spark:
+        gate.examine(settings.lake_root, _pipeline(name), run, spark=spark, link=link)
+
+
+@app.command(hidden=True)
+def account(name: str, run: Annotated[str, typer.Option("--run", help="What to call this run.")]) -> None:
+    """Explain how far live was from final, slice by slice: what the task `account` submits."""
+    from jobs import account as job
+
+    job.run(Settings.from_env(), _pipeline(name), run)
+
+
+@app.command()
+def advise(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    hours: Annotated[float, typer.Option(min=0.01, help="How far back to look, by arrival.")] = 24,
+    share: Annotated[float, typer.Option(min=0, max=1, help="The share of events that should count in time.")] = 0.999,
+    output: _Format = Output.TABLE,
+) -> None:
+    """Propose a watermark delay from the lateness that was seen, with its price in freshness and state."""
+    from jobs import advise as adviser
+
+    settings = Settings.from_env()
+    advice = adviser.advise(settings.lake_root, _pipeline(name), settings.trigger_ms, hours=hours, share=share)
+    if output is Output.JSON:
+        print(advice.to_json())
+        return
+    Console().print(advice.table())
+    print(advice.sentence)
+
+
+def _pipeline(name: str) -> "Pipeline":
     from jobs.pipelines import PIPELINES
 
     if name not in PIPELINES:
         raise Refusal(f"there is no pipeline {name!r}: choose one of {', '.join(PIPELINES)}")
-    job.run(Settings.from_env(), PIPELINES[name], until_caught_up=until_caught_up)
+    return PIPELINES[name]
 
 
 @app.command()
@@ -395,6 +459,89 @@ def reset(
     Console().print(planned.table())
     print("\n".join(planned.effects()))
     print("Done: start the stream." if do else f"Nothing is changed. To do it: {request.command} --apply")
+
+
+_Reason = Annotated[str | None, typer.Option("--reason", help="Why; the ledger keeps it.")]
+_Apply = Annotated[bool, typer.Option("--apply", help="Do it; without it only show what it would do.")]
+_From = Annotated[str | None, typer.Option("--from", help="Event time at which the first slice begins, ISO 8601.")]
+_To = Annotated[str | None, typer.Option("--to", help="Event time at which the last slice ends, ISO 8601.")]
+
+
+@app.command()
+def plan(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    from_: _From = None,
+    to: _To = None,
+    output: _Format = Output.TABLE,
+) -> None:
+    """Show which slices a recompute would make final now, and why; or those of an interval."""
+    _recompute_run(name, {"from": from_, "to": to, "dry_run": True}, output)
+
+
+@app.command()
+def restate(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    from_: _From = None,
+    to: _To = None,
+    outdated: Annotated[bool, typer.Option("--outdated", help="All slices of an older definition instead.")] = False,
+    reason: _Reason = None,
+    do: _Apply = False,
+    output: _Format = Output.TABLE,
+) -> None:
+    """Compute, audit and publish the slices of an interval again."""
+    if not outdated and not (from_ and to):
+        raise Refusal("say which slices: --from and --to, or --outdated")
+    asked = {"from": from_, "to": to, "outdated": outdated, "dry_run": not do, "reason": reason}
+    _recompute_run(name, asked, output)
+
+
+@app.command()
+def rollback(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    slice_: Annotated[str, typer.Option("--slice", help="Its name or its start, e.g. 20260131T120000Z.")],
+    to_version: Annotated[int, typer.Option("--to-version", min=1, help="Which version to serve again.")],
+    reason: _Reason = None,
+    do: _Apply = False,
+    output: _Format = Output.TABLE,
+) -> None:
+    """Serve an earlier version of a slice again, as a version of its own."""
+    conf = {
+        "pipeline": _pipeline(name).name,
+        "slice": slice_,
+        "to_version": to_version,
+        "reason": reason,
+        "apply": do,
+    }
+    said = _dag_run("rollback_slice", conf, "roll_back")
+    print(json.dumps(said) if output is Output.JSON else "\n".join(said["said"]))
+
+
+def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
+    from jobs.connectors import plans
+
+    for time_ in (asked["from"], asked["to"]):
+        if time_:
+            parse_time(time_)
+    said = _dag_run(_pipeline(name).recompute_job, asked, "plan")
+    if output is Output.JSON:
+        print(json.dumps(said))
+        return
+    if said["slices"]:
+        Console(width=None if sys.stdout.isatty() else 160).print(plans.table(said["slices"]))
+    print("\n".join(said["said"]))
+    if not said["dry_run"]:
+        print("Done: what the audit has passed is final.")
+
+
+def _dag_run(dag_id: str, conf: dict[str, Any], task_id: str) -> dict[str, Any]:
+    """Start a DAG run, follow it, and give what one of its tasks has to say."""
+    from jobs.connectors import dag_runs
+
+    with _stack().running_api() as api, _steps(dag_id) as step:
+        if api is None:
+            raise Refusal("Airflow does not answer: start it with `tideline up`")
+        run_id = dag_runs.run(api, dag_id, conf, step, _RUN_SECONDS)
+        return dict(api.xcom(dag_id, run_id, task_id))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`tideline demo`: everything at once, fed with made-up traffic, until windows are seen to fill."""
+"""`tideline demo`: everything at once, fed with made-up traffic, until live windows are seen to turn final."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,13 @@ from local.stack import Report, Stack
 
 TOPICS, TRAFFIC = "provision_topics", "generate_demo_traffic"
 SHOWN = ("rolling_sum", "word_count")
+FINAL = SHOWN[0]
 STREAMS = (INGEST, *SHOWN)
 TRAFFIC_CONF: Mapping[str, Any] = {"sources": ["numbers", "lines"], "rate": 200, "seconds": 6 * 3600}
 _PARSED_SECONDS = 120
 _TOPICS_SECONDS = 180
 _WINDOWS_SECONDS = 900
+_FINAL_SECONDS = 900
 # A window of a minute that fills right now began up to a minute ago, and its stream may be a little behind.
 _FRESH = timedelta(minutes=3)
 
@@ -31,19 +33,25 @@ _FRESH = timedelta(minutes=3)
 def run(stack: Stack, console: Console) -> None:
     """Start what does not run yet, wait for windows, show them and where to go from here."""
     lake = Lake(stack.settings.jobs.lake_root)
-    with _step(console, "Platform") as tell:
+    with step(console, "Platform") as tell:
         stack.up(tell)
     with stack.airflow.api() as api:
-        with _step(console, "DAGs are read"):
+        with step(console, "DAGs are read"):
             _wait_for_dags(api)
-        with _step(console, "Topics"):
+        with step(console, "Topics"):
             _provision(api)
-        with _step(console, "Streams and traffic"):
+        with step(console, "Streams and traffic"):
             _start(api)
-        with _step(console, "Windows") as tell:
+        with step(console, "Windows") as tell:
             _wait_for_windows(api, lake, tell)
-    for name in SHOWN:
-        console.print(_newest(lake, name))
+        for name in SHOWN:
+            console.print(_newest(lake, name))
+        with step(console, "Final") as tell:
+            _wait_for_final(api, lake, tell)
+        with step(console, "Account"):
+            _account(api)
+    console.print(_slices(lake))
+    console.print(_drift_line(lake), highlight=False)
     console.print(addresses(stack))
     more = "select * from word_count_total order by occurrences desc limit 5"
     console.print(f'More: [bold].venv/bin/tideline query "{more}"[/bold]', soft_wrap=True)
@@ -51,7 +59,7 @@ def run(stack: Stack, console: Console) -> None:
 
 
 @contextmanager
-def _step(console: Console, title: str) -> Iterator[Report]:
+def step(console: Console, title: str) -> Iterator[Report]:
     """A spinner while it lasts, a line with the time it took when it is done."""
     began = time.monotonic()
     with console.status(title) as status:
@@ -61,6 +69,7 @@ def _step(console: Console, title: str) -> Iterator[Report]:
 
 def _wait_for_dags(api: AirflowApi) -> None:
     wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS)}
+    wanted |= {dag for name in SHOWN for dag in (PIPELINES[name].recompute_job, PIPELINES[name].account_job)}
     deadline = time.monotonic() + _PARSED_SECONDS
     while missing := wanted - api.dags().keys():
         if time.monotonic() > deadline:
@@ -81,6 +90,9 @@ def _start(api: AirflowApi) -> None:
     """The streams run for as long as their DAG is not paused; traffic is sent by one run at a time."""
     for job in STREAMS:
         api.unpause(dag_id_of(job))
+    for name in SHOWN:
+        api.unpause(PIPELINES[name].recompute_job)
+        api.unpause(PIPELINES[name].check_job)
     api.unpause(TRAFFIC)
     if not any(sent["state"] in ("queued", "running") for sent in api.runs(TRAFFIC)):
         api.trigger(TRAFFIC, TRAFFIC_CONF)
@@ -105,6 +117,69 @@ def _fresh_windows(lake: Lake, name: str, began: datetime) -> int:
     with suppress(Refusal):
         return int(lake.query(sql).num_rows)
     return 0
+
+
+def _wait_for_final(api: AirflowApi, lake: Lake, tell: Report) -> None:
+    """A slice is final a minute after its end, by its lateness, and a run later."""
+    began = datetime.now(UTC)
+    deadline = time.monotonic() + _FINAL_SECONDS
+    dag_id = PIPELINES[FINAL].recompute_job
+    while not _states(lake, began - _FRESH).get("final"):
+        states = ", ".join(f"{count} {state}" for state, count in _states(lake, began - _FRESH).items())
+        tell(f"a slice is over a minute after its end; {states or 'none is over yet'}")
+        _refuse_failed_streams(api, began)
+        if time.monotonic() > deadline:
+            runs = api.runs(dag_id)
+            said = _last_words(api, dag_id, runs[0]["dag_run_id"]) if runs else "it has no run"
+            raise Refusal(f"no slice is final after {_FINAL_SECONDS} s; {dag_id} says:\n{said}")
+        time.sleep(1)
+
+
+def _states(lake: Lake, since: datetime) -> dict[str, int]:
+    """How many slices of the last minutes there are in each state."""
+    sql = f"""SELECT state, count(*) AS slices FROM slices_{FINAL}
+        WHERE slice_end > TIMESTAMPTZ '{since.isoformat()}' GROUP BY state"""
+    with suppress(Refusal):
+        return {row["state"]: row["slices"] for row in lake.query(sql).to_pylist()}
+    return {}
+
+
+def _account(api: AirflowApi) -> None:
+    """Once now; its schedule would come in a quarter of an hour."""
+    dag_id = PIPELINES[FINAL].account_job
+    api.unpause(dag_id)
+    run_id = api.trigger(dag_id)
+    if api.wait_for_run(dag_id, run_id, _FINAL_SECONDS) != "success":
+        raise Refusal(f"final windows could not be accounted for: {_last_words(api, dag_id, run_id)}")
+
+
+def _slices(lake: Lake) -> Table:
+    """The newest slices, final ones and those that are still live."""
+    answer = lake.query(
+        f"""SELECT strftime(time_bucket(INTERVAL '{PIPELINES[FINAL].slice_seconds} seconds', window_start), '%H:%M:%S')
+          AS slice, finality, version, count(*) AS windows, sum(events) AS events
+        FROM {FINAL} GROUP BY ALL ORDER BY slice DESC LIMIT 8"""
+    )
+    table = Table(*answer.column_names, title=f"{FINAL}, slice by slice", title_justify="left")
+    for row in as_text(answer):
+        table.add_row(*row, style="green" if row[1] == "final" else None)
+    return table
+
+
+def _drift_line(lake: Lake) -> str:
+    """How far live was off in the final slices, and why."""
+    (total,) = lake.query(
+        f"""SELECT count(*) AS slices, sum(windows) AS windows, sum(differing) AS differing,
+          sum(unexplained) AS unexplained FROM balance_{FINAL} WHERE kind = 'slice'"""
+    ).to_pylist()
+    causes = lake.query(
+        f"SELECT cause, sum(events) AS events FROM balance_{FINAL} WHERE kind = 'cause' GROUP BY cause ORDER BY 2 DESC"
+    ).to_pylist()
+    why = ", ".join(f"{row['events']:,} {row['cause']}" for row in causes) or "no event came late"
+    return (
+        f"Drift of {total['slices']} final slices: live differed in {total['differing'] or 0:,} of "
+        f"{total['windows'] or 0:,} windows (events: {why}); unexplained: {total['unexplained'] or 0}"
+    )
 
 
 def _refuse_failed_streams(api: AirflowApi, began: datetime) -> None:

@@ -1,8 +1,25 @@
-"""Airflow's LocalExecutor without its log server, which would listen on every address of the machine."""
+"""Airflow's LocalExecutor as one machine needs it: without a log server, and with warm workers."""
 
+import importlib
+import logging
+import warnings
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor as AirflowLocalExecutor
+
+# Every task is a fork of a worker. What these import costs each task of a recompute seconds if it has to do so itself;
+# here it is done once, and shared.
+WARM = (
+    "airflow.sdk.execution_time.task_runner",
+    "jobs.connectors.planning",
+    "jobs.connectors.publishing",
+    "jobs.quality.gate",
+    "jobs.query",
+    "great_expectations",
+    "great_expectations.expectations",
+    "great_expectations.render.renderer.page_renderer",
+    "great_expectations.render.view.view",
+)
 
 
 # The name stays: Airflow tells by it that this is no production.
@@ -10,6 +27,16 @@ class LocalExecutor(AirflowLocalExecutor):
     """Runs tasks as processes of the scheduler; their logs are read from the folder, also while they run."""
 
     serve_logs = False
+
+    def start(self) -> None:
+        """Import before the workers are forked."""
+        # Some of them say at import what nobody needs to know.
+        logging.getLogger("great_expectations").setLevel(logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for module in WARM:
+                importlib.import_module(module)
+        super().start()
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
         """Nothing beyond the file; a source is named, or Airflow would ask the log server."""

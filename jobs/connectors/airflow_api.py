@@ -97,6 +97,11 @@ class AirflowApi:
         """The tasks of a run with their states."""
         return list(self._ask("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"])
 
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+        """What a task has handed on."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
+        return self._ask("GET", path, params={"stringify": False})["value"]
+
     def set_task_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         """Mark a task as `success` or `failed`, as a person does in the UI."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"

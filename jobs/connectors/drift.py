@@ -207,9 +207,10 @@ class Live:
 
     def taken(self, since: datetime) -> list[Taken]:
         """The ranges of all batches that were planned since a moment."""
-        if self.table is None:
-            return []
         files = [file for file in self._files() if value_of(file) == BATCHES_SLICE]
+        # A table that was only reset has no such columns yet.
+        if self.table is None or not files:
+            return []
         rows = dataset(self.table, self.path, files).to_table(
             columns=["offsets", "watermark"], filter=ds.field("as_of") >= pa.scalar(since, TIME)
         )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink, conf
 
@@ -31,6 +32,36 @@ class SparkUiLink(StreamLink):
 
     name = "Spark UI"
     page = "/spark"
+
+
+class SlicesLink(BaseOperatorLink):
+    """The newest slices of the pipeline: states, versions, the tide line."""
+
+    name = "Slices"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """The page of the pipeline that this operator is about."""
+        return address(f"slices/recompute_{operator.pipeline}")
+
+
+class DataDocsLink(BaseOperatorLink):
+    """What Great Expectations found in this run."""
+
+    name = "Data Docs"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """The page of this run; it is there once the audit is done."""
+        return self.address(ti_key.dag_id, ti_key.run_id)
+
+    @staticmethod
+    def address(dag_id: str, run_id: str) -> str:
+        """The page of a run."""
+        return address(f"quality/{dag_id}/{quote(run_id, safe='')}.html")
+
+
+def address(path: str) -> str:
+    """A page of ours."""
+    return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}{CONSOLE}/{path}"
 
 
 def driver_logs(job: str) -> Path:

@@ -52,9 +52,7 @@ def asked(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callab
     return Asked()
 
 
-def _by_hand(
-    pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]
-) -> Asked:
+def _by_hand(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]) -> Asked:
     dry_run, reason = bool(params["dry_run"]), str(params.get("reason") or "").strip()
     slices = _between(pipeline, params.get("from"), params.get("to"))
     wants = bool(slices or params.get("outdated") or run.partition_key)

@@ -20,7 +20,7 @@ from jobs.times import utc
 from tideline_airflow.links import driver_logs
 
 _TAIL_BYTES = 500_000
-_STYLE = """
+STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1b2733 }
 h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem }
 table { border-collapse: collapse; width: 100% } th { text-align: left; font-weight: 600 }
@@ -58,7 +58,7 @@ def stream(control: _Control) -> str:
     body = _body(control, history, own) if history else f"<h1>{control.job}</h1><p>It was never started.</p>"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{control.job}</title>'
-        f'<meta http-equiv="refresh" content="5"><style>{_STYLE}</style></head><body>{body}</body></html>'
+        f'<meta http-equiv="refresh" content="5"><style>{STYLE}</style></head><body>{body}</body></html>'
     )
 
 

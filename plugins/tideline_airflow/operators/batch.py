@@ -1,5 +1,6 @@
 """A batch job as a task: its driver lives as long as the task does, and its words are the task's log."""
 
+import logging
 import re
 import subprocess
 from collections import deque
@@ -8,18 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import Pipeline
-from jobs.refusal import Refusal
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.operators.submission import APPLICATION, submission
 
 # How `tideline` tells a refusal.
 _REFUSAL = "tideline: "
+# It warns of every pause over 0.1 s, and a busy machine has many.
+logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
+# What Java says at every start of Spark.
+_NOISE = ("WARNING: Using incubator modules: jdk.incubator.vector",)
 _KEPT_LINES = 30
 _END_SECONDS = 4.0
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ")
@@ -65,7 +69,7 @@ class BatchJobOperator(PipelineOperator):
         self.application = APPLICATION
         self._process: subprocess.Popen[str] | None = None
 
-    def submit(self, *arguments: str) -> None:
+    def submit(self, *arguments: str, brief: bool = False) -> None:
         """Run a driver to its end. What it refuses fails for good, whatever else it fails of is tried again."""
         command, environment = submission(
             arguments,
@@ -73,6 +77,7 @@ class BatchJobOperator(PipelineOperator):
             spark_conn_id=self.spark_conn_id,
             kafka_conn_id=self.kafka_conn_id,
             conf=self.conf,
+            brief=brief,
         )
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # In the task's own process group: what ends the task ends the driver.
@@ -89,7 +94,7 @@ class BatchJobOperator(PipelineOperator):
     def _say(self, process: "subprocess.Popen[str]") -> "deque[str]":
         last: deque[str] = deque(maxlen=_KEPT_LINES)
         for line in map(str.rstrip, process.stdout or ()):
-            if not line:
+            if not line or line in _NOISE:
                 continue
             last.append(line)
             stamp = _STAMP.match(line)
@@ -112,9 +117,6 @@ class BatchJobOperator(PipelineOperator):
 class AccountOperator(BatchJobOperator):
     """Explains, for slices that became final, what separates their live rows from the final ones."""
 
-    def execute(self, context: Any) -> None:
+    def execute(self, context: Context) -> None:
         """One Spark job for all slices that have no account yet."""
-        try:
-            self.submit("account", self.pipeline, "--run", context["dag_run"].run_id)
-        except Refusal as refusal:
-            raise AirflowFailException(str(refusal)) from refusal
+        self.submit("account", self.pipeline, "--run", context["dag_run"].run_id)

@@ -1,0 +1,105 @@
+"""The check of what a pipeline serves: its live windows, how fresh they are, and final slices against their headers."""
+
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.connectors.checksums import checksum
+from jobs.connectors.final import FinalTable, columns_of
+from jobs.connectors.incidents import Incidents, served
+from jobs.connectors.states import Header
+from jobs.pipelines.slices import slice_at, slice_named
+from jobs.pipelines.spec import Pipeline
+from jobs.quality.audit import SMALL_ROWS, check_served
+from jobs.quality.verdict import Failure
+from jobs.query import Lake
+from jobs.refusal import Refusal
+
+# Windows that fill are renewed every second; a stream that starts or catches up takes a minute or two.
+ALLOWED_SECONDS = 180.0
+# How far back live windows and events are looked at.
+_LIVE = timedelta(hours=1)
+_CHECKED_ALWAYS_MS = 24 * 3600 * 1000
+_SAMPLE = 100
+_KEPT_SECONDS = 7 * 24 * 3600
+
+
+def check(lake_root: Path, pipeline: Pipeline, run: str, *, link: str | None = None) -> tuple[Failure, ...]:
+    """Judge what is served now; what is wrong is an incident, until a check finds nothing wrong."""
+    now_ms, lake = round(time.time() * 1000), Lake(lake_root)
+    final = FinalTable.read(lake_root, pipeline)
+    changed = [header.slice for header in sample(final, pipeline, now_ms) if is_changed(final, pipeline, header)]
+    docs = page_of(lake_root, pipeline, run)
+    rows, fresh = live_windows(lake, pipeline), freshness_seconds(lake, pipeline)
+    failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, run=run, docs=docs)
+    _discard_old(docs.parent)
+    key, incidents = served(pipeline.name), Incidents.of(lake_root)
+    if failures:
+        words = "; ".join(f"{failure.expectation} ({failure.observed})" for failure in failures)
+        incidents.open(key, f"what {pipeline.name} serves fails its checks: {words}", link=link)
+    else:
+        incidents.close(key, f"what {pipeline.name} serves is as it should be")
+    return failures
+
+
+def page_of(lake_root: Path, pipeline: Pipeline, run: str) -> Path:
+    """The page about a check."""
+    name = re.sub(r"[^\w.-]", "-", run)
+    return lake_root / "quality" / pipeline.check_job / f"{name}.html"
+
+
+def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:
+    """The newest live windows, as many as can be judged in memory, each with the slice in which it begins."""
+    columns = columns_of(pipeline).names
+    listed = ", ".join(f'"{name}"' for name in columns)
+    try:
+        rows = lake.query(
+            f"SELECT {listed} FROM {pipeline.name} WHERE finality = 'live' "
+            f"AND window_start > now() - INTERVAL {int(_LIVE.total_seconds())} SECOND "
+            f"ORDER BY window_start DESC LIMIT {SMALL_ROWS}"
+        )
+    except Refusal:
+        # Neither stream nor recompute has ever run.
+        rows = columns_of(pipeline).empty_table()
+    starts = pc.cast(pc.cast(rows.column("window_start"), pa.timestamp("ms", tz="UTC")), pa.int64()).to_pylist()
+    return rows.append_column("slice", pa.array([slice_at(pipeline, start).name for start in starts], pa.string()))
+
+
+def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
+    """How far the newest live row is behind the newest event that was landed; none where one of the two is missing."""
+    since = f"now() - INTERVAL {int(_LIVE.total_seconds())} SECOND"
+    newest = f"SELECT max(arrival_time) FROM {pipeline.source.events_relation} WHERE event_time > {since}"
+    live = f"SELECT max(as_of) FROM {pipeline.name} WHERE finality = 'live' AND window_start > {since}"
+    try:
+        found = lake.query(f"SELECT epoch(({newest}) - ({live})) AS behind").column("behind")[0].as_py()
+    except Refusal:
+        return None
+    return None if found is None else max(0.0, float(found))
+
+
+def sample(final: FinalTable | None, pipeline: Pipeline, now_ms: int) -> list[Header]:
+    """All slices of the last day, and of the older ones as many as turn by turn cover them all."""
+    headers = sorted(final.headers().values(), key=lambda header: header.slice) if final else []
+    since = now_ms - _CHECKED_ALWAYS_MS
+    older = [header for header in headers if slice_named(pipeline, header.slice).start_ms < since]
+    turns = -(-len(older) // _SAMPLE)
+    turn = now_ms // 600_000 % turns if turns else 0
+    return older[turn * _SAMPLE : (turn + 1) * _SAMPLE] + headers[len(older) :]
+
+
+def is_changed(final: FinalTable | None, pipeline: Pipeline, header: Header) -> bool:
+    """Whether a slice's rows are no longer those that were published."""
+    if final is None:
+        return False
+    rows = final.rows(header.slice)
+    return rows.num_rows != header.rows or checksum(pipeline, rows) != header.checksum
+
+
+def _discard_old(folder: Path) -> None:
+    for page in list(folder.glob("*.html")):
+        if time.time() - page.stat().st_mtime > _KEPT_SECONDS:
+            page.unlink(missing_ok=True)

@@ -1,0 +1,233 @@
+"""A made-up lake for the benchmark of recompute: rows that nobody sent, written by the product's own writers.
+
+Events and live rows come in micro-batches and are merged as the streaming jobs merge them; final slices have their
+headers, and the ledger its lines.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from jobs.connectors.final import FinalTable, Publication, columns_of, live_schema, schema_of
+from jobs.connectors.kafka import TopicState, admin, require
+from jobs.connectors.ledger import Ledger
+from jobs.connectors.planning import writing
+from jobs.connectors.states import Boundary, Entry, Header, State, reconciled
+from jobs.connectors.streams import arrow_schema
+from jobs.connectors.tables import Note, Ranges, TableWriter
+from jobs.ingest import landed
+from jobs.pipelines import INGEST, PIPELINES
+from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.spec import BATCHES_SLICE
+from jobs.settings import Settings
+
+PIPELINE = PIPELINES["rolling_sum"]
+KEYS = 100
+WINDOWS = PIPELINE.slice_seconds * 1000 // PIPELINE.window.size_ms
+_SOURCE = PIPELINE.source
+_WRITE_ID = "made-up"
+_LIVE_BATCH_SECONDS = 5
+_RECORDS = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+# Values that look random and are the same in every run; few series have most events.
+_EVENTS = """
+SELECT '{topic}' AS topic, n % {partitions} AS partition, n // {partitions} AS "offset",
+  make_timestamptz((happened + 200) * 1000) AS arrival_time,
+  make_timestamptz((happened + CAST(hash(n) % 200 AS BIGINT)) * 1000) AS event_time,
+  printf('series-%04d', CAST(floor({keys} * pow(hash(n + 1) % 65536 / 65536, 3)) AS INTEGER)) AS key,
+  n AS id, CAST(hash(n + 2) % 1000000000 AS DECIMAL(12,0)) * CAST(0.000001 AS DECIMAL(6,6)) AS value
+FROM (SELECT range AS n, {from_ms} + (range - {first}) * ({to_ms} - {from_ms} - 200) // {count} AS happened
+      FROM range({first}, {first} + {count}))"""
+_WINDOWS = """
+SELECT make_timestamptz(start * 1000) AS window_start, make_timestamptz((start + {size}) * 1000) AS window_end,
+  printf('series-%04d', series) AS key, (hash(start + series) % 1000000000) / 1000 AS total,
+  (hash(start + series) % 1000000000) / 10000 AS mean, 10 AS events
+FROM range({from_ms}, {to_ms}, {size}) AS starts(start), range({keys}) AS keys(series)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """So many events, evenly over [from, to) of event time within one hour, landed in so many micro-batches."""
+
+    from_ms: int
+    to_ms: int
+    events: int
+    batches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeLake:
+    """Where it is made, and the topic that it claims to come from."""
+
+    settings: Settings
+    topic: TopicState
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """At the settings' lake, for the topic that their broker has."""
+        with admin(settings.kafka) as client:
+            return cls(settings=settings, topic=require(client, [_SOURCE.name])[_SOURCE.name])
+
+    def land(self, schema: pa.Schema, stretches: Iterable[Stretch]) -> int:
+        """Write events as `ingest` does; how many there are then in each partition."""
+        writer = TableWriter.open(self.settings.lake_root / _SOURCE.events_table, schema, "hour")
+        total = batch = 0
+        for stretch in stretches:
+            for from_ms, to_ms, count in _parts(stretch, self.topic.partitions):
+                stage = writer.new_stage()
+                folder = stage / f"hour={datetime.fromtimestamp(from_ms / 1000, UTC):%Y-%m-%dT%H}"
+                query = _EVENTS.format(
+                    topic=_SOURCE.name,
+                    partitions=self.topic.partitions,
+                    keys=KEYS,
+                    from_ms=from_ms,
+                    to_ms=to_ms,
+                    first=total,
+                    count=count,
+                )
+                _write(_rows(query, schema), folder, drop="hour")
+                writer.commit(stage, self._note(INGEST, batch, total, total + count))
+                writer.tend()
+                writer.discard(stage)
+                total, batch = total + count, batch + 1
+        return total // self.topic.partitions
+
+    def show_live(self, slices: Sequence[Slice], as_of_ms: int) -> None:
+        """Write live rows as a stream does: every window twice, and a row for each micro-batch."""
+        schema = live_schema(PIPELINE)
+        writer = TableWriter.open(self.settings.lake_root / PIPELINE.live_table, schema, "slice")
+        step_ms = _LIVE_BATCH_SECONDS * 1000
+        starts = [at for slice_ in slices for at in range(slice_.start_ms, slice_.end_ms, step_ms)]
+        for batch, start in enumerate(starts):
+            stage = writer.new_stage()
+            signed = {"epoch": 1, "batch": batch, "as_of": _time(as_of_ms), "fingerprint": PIPELINE.fingerprint}
+            for from_ms in (start - step_ms, start) if start - step_ms in starts else (start,):
+                rows = _signed(_rows(_windows(from_ms, from_ms + step_ms, KEYS), schema), signed)
+                _write(rows, stage / f"slice={slice_at(PIPELINE, from_ms).name}", drop="slice")
+            about = _signed(_nulls(schema, 1), {**signed, "offsets": "{}", "watermark": _time(start)})
+            _write(about, stage / f"slice={BATCHES_SLICE}", drop="slice")
+            writer.commit(stage, self._note(PIPELINE.name, batch, batch, batch + 1))
+            writer.tend()
+            writer.discard(stage)
+
+    def make_final(self, slices: Sequence[Slice], *, keys: int, as_of_ms: int, end: int = 0) -> None:
+        """Publish slices, each with a window a second for so many keys; the ledger says so, too."""
+        with writing(self.settings.lake_root, PIPELINE.recompute_job):
+            final = FinalTable.open(self.settings.lake_root, PIPELINE)
+            headers = [self.header(slice_, rows=WINDOWS * keys, as_of_ms=as_of_ms, end=end) for slice_ in slices]
+            final.publish([Publication(header=h, files=(stage_windows(final, h, keys),)) for h in headers])
+            boundary = Boundary(topic_id=self.topic.topic_id, ends=self._ends(end))
+            taken = Entry(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)
+            lines = [reconciled(header, taken) for header in headers]
+            seen_late = (self.topic.topic_id, self._ends(end))
+            Ledger.open(self.settings.lake_root, PIPELINE).append(lines, seen_late=seen_late)
+
+    def header(self, slice_: Slice, *, rows: int, as_of_ms: int, end: int = 0, version: int = 1) -> Header:
+        """Of a final slice."""
+        return Header(
+            slice=slice_.name,
+            slice_seconds=PIPELINE.slice_seconds,
+            version=version,
+            as_of_ms=as_of_ms,
+            run="made-up",
+            fingerprint=PIPELINE.fingerprint,
+            topic_id=self.topic.topic_id,
+            offsets=self._ends(end),
+            events_version=0,
+            rows=rows,
+            events=10 * rows,
+            checksum="",
+            verdict="passed",
+            reason="made up",
+        )
+
+    def _ends(self, end: int) -> dict[int, int]:
+        return dict.fromkeys(range(self.topic.partitions), end)
+
+    def _note(self, job: str, batch: int, start: int, end: int) -> Note:
+        each = self.topic.partitions
+        offsets = {partition: (start // each, end // each) for partition in range(each)}
+        return Note(
+            job=job,
+            write_id=_WRITE_ID,
+            batch=batch,
+            epoch=1,
+            cluster_id=self.topic.cluster_id,
+            topics={_SOURCE.name: Ranges(topic_id=self.topic.topic_id, offsets=offsets)},
+            fingerprint=None if job == INGEST else PIPELINE.fingerprint,
+        )
+
+
+def events_schema(spark: SparkSession) -> pa.Schema:
+    """The columns of `events` as ingest has them."""
+    return arrow_schema(landed(spark.createDataFrame([], _RECORDS), _SOURCE))
+
+
+def stage_windows(final: FinalTable, header: Header, keys: int) -> Path:
+    """The rows of a slice, staged as Spark would: a window a second for so many keys."""
+    slice_ms = int(datetime.strptime(f"{header.slice}+0000", "%Y%m%dT%H%M%SZ%z").timestamp() * 1000)
+    rows = _rows(_windows(slice_ms, slice_ms + PIPELINE.slice_seconds * 1000, keys), schema_of(PIPELINE))
+    signed = {"version": header.version, "as_of": _time(header.as_of_ms), "run": header.run}
+    rows = _signed(rows, {**signed, "fingerprint": header.fingerprint})
+    staged = rows.select([*columns_of(PIPELINE).names, *signed, "fingerprint"])
+    return _write(staged, final.new_stage() / f"slice={header.slice}")
+
+
+def _windows(from_ms: int, to_ms: int, keys: int) -> str:
+    return _WINDOWS.format(from_ms=from_ms, to_ms=to_ms, keys=keys, size=PIPELINE.window.size_ms)
+
+
+def _parts(stretch: Stretch, partitions: int) -> Iterable[tuple[int, int, int]]:
+    """Its micro-batches: from, to and how many events, as many in each partition of the topic."""
+    step = (stretch.to_ms - stretch.from_ms) // stretch.batches
+    count = max(stretch.events // stretch.batches // partitions, 1) * partitions
+    for number in range(stretch.batches):
+        from_ms = stretch.from_ms + number * step
+        yield from_ms, from_ms + step, count
+
+
+def _rows(query: str, schema: pa.Schema) -> pa.Table:
+    """What a query gives, in a table's columns; those that it has not are null."""
+    with duckdb.connect() as database:
+        database.execute("SET TimeZone = 'UTC'")
+        made = database.sql(query).to_arrow_table()
+    columns = [
+        made.column(field.name).cast(field.type) if field.name in made.schema.names else pa.nulls(len(made), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, pa.schema([field.with_nullable(True) for field in schema]))
+
+
+def _nulls(schema: pa.Schema, count: int) -> pa.Table:
+    return pa.table({field.name: pa.nulls(count, field.type) for field in schema})
+
+
+def _signed(rows: pa.Table, values: dict[str, object]) -> pa.Table:
+    """The rows with the same value in every row of some columns."""
+    for name, value in values.items():
+        field = rows.schema.field(name)
+        column = pa.repeat(pa.scalar(value, field.type), len(rows))
+        rows = rows.set_column(rows.schema.get_field_index(name), field, column)
+    return rows
+
+
+def _write(rows: pa.Table, folder: Path, drop: str | None = None) -> Path:
+    """One file in the folder of a partition, whose column it does not have."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{time.monotonic_ns()}.parquet"
+    pq.write_table(rows.drop_columns([drop]) if drop else rows, file)
+    return file
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,0 +1,165 @@
+"""The slices of a pipeline, what became of each of them, and what Great Expectations found in a run."""
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any
+
+from airflow.api_fastapi.core_api.security import requires_access_dag
+from fastapi import APIRouter, Depends, HTTPException
+from fastapi.responses import HTMLResponse
+
+from jobs.connectors.final import FinalTable
+from jobs.connectors.ledger import Ledger
+from jobs.connectors.runs import RunFolder
+from jobs.connectors.states import Entry, State, tide_line
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import slice_named, slices_between
+from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
+from jobs.quality.gate import page_of
+from jobs.quality.served import page_of as page_of_check
+from jobs.settings import Settings
+from jobs.times import iso
+from tideline_airflow.console.streams import STYLE
+from tideline_airflow.links import DataDocsLink, address
+
+_SHOWN = 200
+
+router = APIRouter(dependencies=[Depends(requires_access_dag(method="GET"))])
+
+
+def _pipeline(dag_id: str) -> Pipeline:
+    found = {pipeline.recompute_job: pipeline for pipeline in PIPELINES.values()}.get(dag_id)
+    if found is None:
+        raise HTTPException(404, f"no pipeline's slices are made final by a DAG {dag_id}")
+    return found
+
+
+_Pipeline = Annotated[Pipeline, Depends(_pipeline)]
+
+
+@router.get("/slices/{dag_id}", response_class=HTMLResponse)
+def slices(pipeline: _Pipeline) -> str:
+    """The newest slices, and up to where everything is final."""
+    ledger, final = Ledger.read(_lake(), pipeline), FinalTable.read(_lake(), pipeline)
+    newest = ledger.newest() if ledger else {}
+    rows = [_row(pipeline, newest[name]) for name in sorted(newest, reverse=True)[:_SHOWN]]
+    more = f"<p>and {len(newest) - _SHOWN:,} older ones: ask <code>ledger_{pipeline.name}</code></p>"
+    heads = ("slice", "state", "version", "rows", "events", "late", "since", "why")
+    said = _said(pipeline, final.headers() if final else {}, newest)
+    return _page(
+        f"Slices of {pipeline.name}",
+        f"<p>{escape(said)}</p>{_table(heads, rows)}{more if len(newest) > _SHOWN else ''}",
+    )
+
+
+@router.get("/slices/{dag_id}/{name}", response_class=HTMLResponse)
+def one_slice(pipeline: _Pipeline, name: str) -> str:
+    """All that is known of a slice."""
+    try:
+        known = slice_named(pipeline, name).name
+    except RefusedDefinitionError as refusal:
+        raise HTTPException(404, str(refusal)) from refusal
+    ledger, final = Ledger.read(_lake(), pipeline), FinalTable.read(_lake(), pipeline)
+    history = ledger.history(known) if ledger else []
+    header = final.headers().get(known) if final else None
+    if not history and header is None:
+        raise HTTPException(404, f"nothing is known of slice {known} of {pipeline.name}")
+    heads = ("at", "state", "version", "rows", "events", "late", "run", "why", "checks")
+    rows = [
+        (*_of(entry), entry.run, entry.reason, _Link("Data Docs", _docs(pipeline, entry)))
+        for entry in reversed(history)
+    ]
+    facts = [(key, value) for key, value in vars(header).items()] if header else []
+    shown = (
+        f"<h2>Served</h2>{_table(('what', 'value'), facts)}"
+        if facts
+        else "<p>It is not final: live rows are served.</p>"
+    )
+    verdict = _verdict(pipeline, known, history)
+    return _page(f"Slice {known} of {pipeline.name}", f"{shown}{verdict}<h2>History</h2>{_table(heads, rows)}")
+
+
+@router.get("/quality/{dag_id}/{run}.html", response_class=HTMLResponse)
+def data_docs(dag_id: str, run: str) -> str:
+    """What Great Expectations found in a run."""
+    audits = {pipeline.recompute_job: (pipeline, page_of) for pipeline in PIPELINES.values()}
+    checks = {pipeline.check_job: (pipeline, page_of_check) for pipeline in PIPELINES.values()}
+    pipeline, place = {**audits, **checks}.get(dag_id, (None, None))
+    if pipeline is None or place is None:
+        raise HTTPException(404, f"a DAG {dag_id} checks nothing")
+    path = place(_lake(), pipeline, run).resolve()
+    if not path.is_relative_to((_lake() / "quality").resolve()) or not path.is_file():
+        raise HTTPException(404, f"run {run} of {dag_id} has judged nothing, or its page is deleted")
+    return path.read_text(encoding="utf-8")
+
+
+class _Link:
+    """A cell that leads somewhere, if there is somewhere."""
+
+    def __init__(self, text: str, href: str | None) -> None:
+        self.text, self.href = text, href
+
+
+def _lake() -> Path:
+    return Settings.from_env().lake_root
+
+
+def _row(pipeline: Pipeline, entry: Entry) -> tuple[object, ...]:
+    link = _Link(entry.slice, address(f"slices/{pipeline.recompute_job}/{entry.slice}"))
+    state = (
+        "outdated" if entry.state is State.FINAL and entry.fingerprint != pipeline.fingerprint else entry.state.value
+    )
+    return (link, state, entry.version, entry.rows, entry.events, entry.late, iso(entry.at_ms), entry.reason)
+
+
+def _of(entry: Entry) -> tuple[object, ...]:
+    return (iso(entry.at_ms), entry.state.value, entry.version, entry.rows, entry.events, entry.late)
+
+
+def _said(pipeline: Pipeline, headers: Mapping[str, Any], newest: Mapping[str, Entry]) -> str:
+    if not newest:
+        return "No plan was made yet: unpause the DAG."
+    first, last = (slice_named(pipeline, name) for name in (min(newest), max(newest)))
+    line = tide_line(slices_between(pipeline, first.start_ms, last.end_ms), headers)
+    blocked = [name for name, entry in newest.items() if entry.state is State.BLOCKED]
+    parts = [f"Final up to {iso(line)}." if line is not None else "The first slice is not final yet."]
+    parts += [f"Blocked: {', '.join(sorted(blocked))}."] if blocked else []
+    return " ".join(parts)
+
+
+def _docs(pipeline: Pipeline, entry: Entry) -> str | None:
+    judged = page_of(_lake(), pipeline, entry.run).is_file()
+    return DataDocsLink.address(pipeline.recompute_job, entry.run) if judged else None
+
+
+def _verdict(pipeline: Pipeline, name: str, history: list[Entry]) -> str:
+    """What failed, of a slice that waits for somebody's decision."""
+    if not history or history[-1].state is not State.BLOCKED:
+        return ""
+    verdict = (RunFolder.of(_lake(), pipeline, history[-1].run).verdicts() or {}).get(name, {})
+    rows = [(f["expectation"], f["severity"], f["observed"]) for f in verdict.get("failures", ())]
+    return f"<h2>Why it is blocked</h2>{_table(('expectation', 'severity', 'observed'), rows)}"
+
+
+def _page(title: str, body: str) -> str:
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{body}</body></html>"
+    )
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    cells = "".join(f"<th>{head}</th>" for head in heads)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, _Link):
+        return f'<td><a href="{escape(value.href)}">{escape(value.text)}</a></td>' if value.href else "<td></td>"
+    if value is None:
+        return "<td></td>"
+    if isinstance(value, int):
+        return f'<td class="n">{value:,}</td>'
+    return f"<td>{escape(str(value))}</td>"

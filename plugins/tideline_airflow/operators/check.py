@@ -1,0 +1,34 @@
+"""The check of what is served, as a task."""
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from tideline_airflow.links import DataDocsLink, SlicesLink
+from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
+from tideline_airflow.notifiers.incident import AlreadyTold
+from tideline_airflow.operators.batch import PipelineOperator
+
+
+class ServedError(AlreadyTold, AirflowFailException):
+    """What is served fails its checks. The check has opened an incident."""
+
+
+class CheckOperator(PipelineOperator):
+    """Judges what a pipeline serves now: live windows, their freshness, and final slices against their checksums."""
+
+    operator_extra_links = (DataDocsLink(), SlicesLink())
+
+    def execute(self, context: Context) -> None:
+        """Fail with what is wrong."""
+        from jobs.quality import served
+        from jobs.quality.verdict import Verdict
+
+        run_id = context["dag_run"].run_id
+        link = DataDocsLink.address(context["dag"].dag_id, run_id)
+        failures = served.check(self.settings().lake_root, self.definition, run_id, link=link)
+        words = "; ".join(f"{failure.expectation} ({failure.observed})" for failure in failures)
+        context["ti"].xcom_push(RUN_NOTE, (words or "All is as it should be.")[:RUN_NOTE_LENGTH])
+        if not Verdict(slice="served", failures=failures).passed:
+            raise ServedError(f"what {self.pipeline} serves fails its checks: {words}")
+        if words:
+            self.log.warning("Warnings: %s", words)

@@ -1,0 +1,204 @@
+"""The four tasks that make slices final: plan, recompute, audit, publish."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from jobs.connectors.runs import Plan, RunFolder
+from jobs.connectors.states import Request
+from jobs.pipelines.slices import Slice, slice_named
+from jobs.refusal import Refusal
+from tideline_airflow.links import DataDocsLink, SlicesLink
+from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
+from tideline_airflow.notifiers.incident import AlreadyTold
+from tideline_airflow.operators.batch import BatchJobOperator, PipelineOperator
+from tideline_airflow.partitions import asset_of, key_of
+from tideline_airflow.requests import Asked, asked
+from tideline_airflow.tables import as_text
+
+if TYPE_CHECKING:
+    from kafka import KafkaAdminClient
+
+    from jobs.connectors.planning import Planned
+    from jobs.connectors.publishing import Published
+
+PLAN = "plan"
+_LOG_WIDTH = 160
+_LINES_IN_LOG = 500
+# Up to here most of a job is Spark's own start.
+_BRIEF_EVENTS = 500_000
+# Ingest lands what has arrived a few seconds later: to wait for it here is sooner than the next run.
+_INGEST_SECONDS = 20.0
+_POLL_SECONDS = 0.5
+
+
+class BlockedError(AlreadyTold, AirflowFailException):
+    """Checks failed: these slices are not published. The audit has opened an incident for each of them."""
+
+
+class PlanOperator(PipelineOperator):
+    """Decides which slices the run makes final, and writes it down; a dry run only shows it."""
+
+    operator_extra_links = (SlicesLink(),)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """The plan: in the log, on the run, and as JSON."""
+        from jobs.connectors import plans
+
+        try:
+            ask, planned = self._plan(context)
+        except Refusal as refusal:
+            raise AirflowFailException(str(refusal)) from refusal
+        said = {**plans.shown(planned), "dry_run": ask.dry_run}
+        done = ["A dry run: nothing is changed."] if ask.dry_run else []
+        said["said"] = [*done, *said["said"]]
+        drawn = as_text(plans.table(said["slices"][:_LINES_IN_LOG]), _LOG_WIDTH) if said["slices"] else ""
+        self.log.info("%s\n%s", "\n".join(said["said"]), drawn)
+        context["ti"].xcom_push(RUN_NOTE, plans.markdown(said, RUN_NOTE_LENGTH))
+        if said["refused"] and not said["slices"]:
+            context["ti"].xcom_push(PLAN, said)
+            raise AirflowFailException("; ".join(f"slice {name}: {why}" for name, why in said["refused"].items()))
+        return said
+
+    def _plan(self, context: Context) -> "tuple[Asked, Planned]":
+        from jobs.connectors import kafka, planning
+
+        run, settings, pipeline = context["dag_run"], self.settings(), self.definition
+        ask = asked(pipeline, run, context["params"], lambda: self._taken(run.run_id))
+        with kafka.admin(settings.kafka) as client:
+            request = ask.request
+            if ask.outdated and request:
+                outdated = planning.look(settings.lake_root, client, pipeline).survey.outdated
+                request = Request(slices=outdated, reason=request.reason)
+            if ask.dry_run:
+                return ask, planning.look(settings.lake_root, client, pipeline, request)
+            self._wait_for_ingest(client, run.run_id, request)
+            return ask, planning.make(settings.lake_root, client, pipeline, run.run_id, request)
+
+    def _wait_for_ingest(self, client: "KafkaAdminClient", run_id: str, request: Request | None) -> None:
+        """Take the boundaries that are to be taken now, then let ingest reach them."""
+        from jobs.connectors import planning
+
+        lake_root, pipeline, deadline = self.settings().lake_root, self.definition, time.monotonic() + _INGEST_SECONDS
+        if not planning.look(lake_root, client, pipeline, request).survey.waiting:
+            return
+        planning.make(lake_root, client, pipeline, run_id, Request(slices=(), reason="their time has come"))
+        while planning.look(lake_root, client, pipeline, request).survey.waiting and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+    def _taken(self, run_id: str) -> list[Slice]:
+        """The slices of an earlier try of this run, as the ledger knows them."""
+        from jobs.query import Lake
+
+        own = run_id.replace("'", "''")
+        sql = f"SELECT DISTINCT slice FROM ledger_{self.pipeline} WHERE run = '{own}' AND state = 'recomputing'"
+        names = Lake(self.settings().lake_root).query(sql).column("slice").to_pylist()
+        return [slice_named(self.definition, name) for name in sorted(names)]
+
+
+class RecomputeOperator(BatchJobOperator):
+    """Computes the windows of all planned slices in one Spark job; without windows there is none."""
+
+    def execute(self, context: Context) -> None:
+        """Stage rows; what an earlier try of this task has left is gone before."""
+        run_id, settings = context["dag_run"].run_id, self.settings()
+        folder = RunFolder.of(settings.lake_root, self.definition, run_id)
+        plan = _plan_or_skip(folder)
+        folder.begin(plan)
+        if plan.has_windows:
+            brief = sum(work.window_events for work in plan.work) <= _BRIEF_EVENTS
+            self.submit("recompute", self.pipeline, "--run", run_id, brief=brief)
+        else:
+            folder.staged({})
+            self.log.info("No windows in %d slices: nothing to compute.", len(plan.work))
+
+
+class AuditOperator(BatchJobOperator):
+    """Judges what is staged by the pipeline's checks: few rows here, many by Spark. A slice that fails is blocked."""
+
+    operator_extra_links = (DataDocsLink(), SlicesLink())
+
+    def execute(self, context: Context) -> dict[str, list[str]]:
+        """The failures of each slice, warnings too."""
+        run_id, lake_root, pipeline = context["dag_run"].run_id, self.settings().lake_root, self.definition
+        try:
+            self._examine(run_id, DataDocsLink.address(context["dag"].dag_id, run_id))
+        except Refusal as refusal:
+            raise AirflowFailException(str(refusal)) from refusal
+        verdicts = RunFolder.of(lake_root, pipeline, run_id).verdicts() or {}
+        said = {
+            name: [f"{failure['expectation']} ({failure['observed']})" for failure in verdict["failures"]]
+            for name, verdict in verdicts.items()
+        }
+        for name, failures in said.items():
+            if failures and verdicts[name]["passed"]:
+                self.log.warning("slice %s passes with warnings: %s", name, "; ".join(failures))
+        blocked = {name: said[name] for name, verdict in verdicts.items() if not verdict["passed"]}
+        if blocked:
+            words = ". ".join(f"Slice {name} is blocked: {'; '.join(failures)}" for name, failures in blocked.items())
+            context["ti"].xcom_push(RUN_NOTE, words[:RUN_NOTE_LENGTH])
+            raise BlockedError(words)
+        self.log.info("%d slices pass.", len(verdicts))
+        return {name: failures for name, failures in said.items() if failures}
+
+    def _examine(self, run_id: str, link: str) -> None:
+        from jobs.quality import gate
+
+        lake_root, pipeline = self.settings().lake_root, self.definition
+        rows = gate.staged_rows(lake_root, pipeline, run_id)
+        if gate.is_small(rows):
+            self.log.info("%s rows are judged here.", f"{rows:,}")
+            gate.examine(lake_root, pipeline, run_id, link=link)
+        else:
+            self.log.info("%s rows are judged by Spark.", f"{rows:,}")
+            self.submit("audit", self.pipeline, "--run", run_id, "--link", link)
+
+
+class PublishOperator(PipelineOperator):
+    """Publishes the slices that passed, in one commit per group of touching slices; each is an event of the asset."""
+
+    operator_extra_links = (SlicesLink(),)
+
+    def execute(self, context: Context) -> dict[str, int]:
+        """The new version of each published slice."""
+        from jobs.connectors import publishing
+
+        run_id, settings, pipeline = context["dag_run"].run_id, self.settings(), self.definition
+        folder = RunFolder.of(settings.lake_root, pipeline, run_id)
+        _plan_or_skip(folder)
+        if folder.verdicts() is None:
+            raise AirflowSkipException("nothing was audited; the next run takes these slices again")
+        try:
+            published = publishing.publish(settings, pipeline, run_id)
+        except Refusal as refusal:
+            raise AirflowFailException(str(refusal)) from refusal
+        return self.tell(context, published)
+
+    def tell(self, context: Context, published: "Published") -> dict[str, int]:
+        """Say what became of the run; a slice that is not published is no event."""
+        words = [f"{published.sentence[:1].upper()}{published.sentence[1:]}; {published.messages:,} messages sent."]
+        words += list(published.refused.values())
+        words += [f"Slice {name} stays blocked: {'; '.join(why)}." for name, why in published.blocked.items()]
+        self.log.info("%s", "\n".join(words))
+        context["ti"].xcom_push(RUN_NOTE, "\n\n".join(words)[:RUN_NOTE_LENGTH])
+        if not published.versions:
+            # A success without keys would be an event of the run's own partition.
+            raise AirflowSkipException(" ".join(words))
+        asset = asset_of(self.definition)
+        keys = [key_of(slice_named(self.definition, name)) for name in sorted(published.versions)]
+        # Declared here, because some tasks learn only from a form whose slices they publish.
+        self.outlets = [asset]
+        context["outlet_events"][asset].add_partitions(keys)
+        return dict(published.versions)
+
+
+def _plan_or_skip(folder: RunFolder) -> Plan:
+    """The plan of this run; nothing is to be done in a dry run, or where nothing is due."""
+    if not folder.path.exists():
+        raise AirflowSkipException("nothing was planned: a dry run, or the run was given up")
+    plan = folder.plan()
+    if not plan.work and not plan.untold:
+        raise AirflowSkipException("nothing is due")
+    return plan

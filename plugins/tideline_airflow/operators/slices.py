@@ -1,0 +1,156 @@
+"""What a person decides about one slice: to publish it although its checks failed, or to roll it back."""
+
+from typing import Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from jobs.connectors.runs import RunFolder
+from jobs.connectors.states import Entry, State
+from jobs.pipelines.slices import slice_named
+from jobs.pipelines.spec import RefusedDefinitionError
+from jobs.refusal import Refusal
+from tideline_airflow.links import SlicesLink
+from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
+from tideline_airflow.operators.batch import PipelineOperator
+from tideline_airflow.operators.recompute import PublishOperator
+
+
+def _blocked(operator: PipelineOperator, slice_: str) -> Entry:
+    """The ledger's newest line of a slice, which must say that it is blocked."""
+    from jobs.connectors.ledger import Ledger
+
+    slice_named(operator.definition, slice_)
+    ledger = Ledger.read(operator.settings().lake_root, operator.definition)
+    entry = ledger.newest(slice_[:8]).get(slice_) if ledger else None
+    if entry is None or entry.state is not State.BLOCKED:
+        state = entry.state if entry else "unknown"
+        raise Refusal(
+            f"slice {slice_} of {operator.pipeline!r} is not blocked but {state}: there is nothing to approve"
+        )
+    return entry
+
+
+class ShowBlockedOperator(PipelineOperator):
+    """Shows why a slice is blocked, and what publishing it would change."""
+
+    template_fields = ("pipeline", "slice")
+    operator_extra_links = (SlicesLink(),)
+
+    def __init__(self, *, slice: str, **kwargs: Any) -> None:
+        """Pipeline and slice may be templates."""
+        super().__init__(**kwargs)
+        self.slice = slice
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """What a person must know to decide; refused if the slice is not blocked."""
+        try:
+            entry = _blocked(self, self.slice)
+            verdict = (RunFolder.of(self.settings().lake_root, self.definition, entry.run).verdicts() or {})[self.slice]
+        except (Refusal, RefusedDefinitionError) as refusal:
+            raise AirflowFailException(str(refusal)) from refusal
+        except KeyError as error:
+            raise AirflowFailException(
+                f"what run {entry.run} has staged of slice {self.slice} is cleaned away: restate the slice instead"
+            ) from error
+        failures = [f"* {f['expectation']}: {f['observed']} ({f['severity']})" for f in verdict["failures"]]
+        heads = [
+            f"Slice **{self.slice}** of **{self.pipeline}**, {verdict['rows']:,} rows, run `{entry.run}`.",
+            f"It would become version {entry.version}. These checks failed:",
+        ]
+        body = "\n\n".join([*heads, "\n".join(failures)])
+        self.log.info("%s", body)
+        return {"run": entry.run, "body": body}
+
+
+class PublishBlockedOperator(PublishOperator):
+    """Publishes a blocked slice because somebody has approved it; the ledger remembers who and why."""
+
+    template_fields = ("pipeline", "slice", "run", "by", "reason")
+
+    def __init__(self, *, slice: str, run: str, by: str, reason: str, **kwargs: Any) -> None:
+        """All may be templates."""
+        super().__init__(**kwargs)
+        self.slice = slice
+        self.run = run
+        self.by = by
+        self.reason = reason
+
+    def execute(self, context: Context) -> dict[str, int]:
+        """The version that is served from now on."""
+        from jobs.connectors import publishing
+
+        try:
+            if not (self.reason or "").strip():
+                raise Refusal("say why: a blocked slice is published for a reason, which the ledger keeps")
+            if _blocked(self, self.slice).run != self.run:
+                raise Refusal(f"slice {self.slice} was computed again since it was shown: look at it anew")
+            approved = {self.slice: f"{self.by}: {self.reason.strip()}"}
+            published = publishing.publish(self.settings(), self.definition, self.run, approved)
+        except Refusal as refusal:
+            raise AirflowFailException(str(refusal)) from refusal
+        return self.tell(context, published)
+
+
+class RollBackOperator(PublishOperator):
+    """Publishes an earlier version of a slice again, as a version of its own; a dry run shows both."""
+
+    template_fields = ("pipeline", "slice", "to_version", "reason", "apply", "by")
+
+    def __init__(
+        self, *, slice: str, to_version: int | str, reason: str | None, apply: bool | str, by: str, **kwargs: Any
+    ) -> None:
+        """All may be templates that render to native values."""
+        super().__init__(**kwargs)
+        self.slice = slice
+        self.to_version = to_version
+        self.reason = reason
+        self.apply = apply
+        self.by = by
+
+    def execute(self, context: Context) -> Any:
+        """Rows and checksums of both versions; what is done, if it is done."""
+        try:
+            said = self._look()
+            if self.apply:
+                said += self._roll_back(context)
+            else:
+                said.append("A dry run: nothing is changed.")
+        except (Refusal, RefusedDefinitionError) as refusal:
+            raise AirflowFailException(str(refusal)) from refusal
+        self.log.info("%s", "\n".join(said))
+        context["ti"].xcom_push(RUN_NOTE, "\n\n".join(said)[:RUN_NOTE_LENGTH])
+        return {"said": said}
+
+    def _look(self) -> list[str]:
+        from jobs.connectors.final import FinalTable
+        from jobs.connectors.publishing import earlier
+
+        pipeline, lake_root = self.definition, self.settings().lake_root
+        slice_named(pipeline, self.slice)
+        final = FinalTable.read(lake_root, pipeline)
+        now = final.headers().get(self.slice) if final else None
+        if final is None or now is None:
+            raise Refusal(f"slice {self.slice} of {pipeline.name!r} is not final: there is nothing to roll back")
+        old, _ = earlier(lake_root, pipeline, final, self.slice, int(self.to_version))
+        return [
+            f"Slice {header.slice}, version {header.version}: {header.rows:,} rows, checksum {header.checksum}, "
+            f"{header.verdict}, {header.reason}."
+            for header in (now, old)
+        ]
+
+    def _roll_back(self, context: Context) -> list[str]:
+        from jobs.connectors import publishing
+        from tideline_airflow.partitions import asset_of, key_of
+
+        reason = (self.reason or "").strip()
+        if not reason:
+            raise Refusal("say why: a roll-back needs a reason, which the ledger keeps")
+        run, version = context["dag_run"].run_id, int(self.to_version)
+        header = publishing.roll_back(
+            self.settings(), self.definition, self.slice, version, run=run, reason=reason, by=self.by
+        )
+        asset = asset_of(self.definition)
+        self.outlets = [asset]
+        context["outlet_events"][asset].add_partitions(key_of(slice_named(self.definition, self.slice)))
+        return [f"Done: its rows are served again, as version {header.version}."]
