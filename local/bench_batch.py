@@ -383,7 +383,7 @@ def _publish(lake: MadeLake, slice_: Slice, rows: int, rounds: int, report: Repo
     for number in range(_WARM_UPS + rounds):
         report(f"publish: {rows:,} rows, " + (f"{number - 1} of {rounds}" if number > 1 else "warming up"))
         header = lake.header(slice_, rows=keys * WINDOWS, as_of_ms=slice_.end_ms + HOUR_MS, version=number + 2)
-        staged = stage_windows(FinalTable.open(settings.lake_root, PIPELINE), header, keys)
+        (staged,) = stage_windows(FinalTable.open(settings.lake_root, PIPELINE), [header], keys)
         # From nothing: a task opens the table, reads all headers and commits.
         began = time.monotonic()
         final = FinalTable.open(settings.lake_root, PIPELINE)

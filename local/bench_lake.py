@@ -5,7 +5,8 @@ headers, and the ledger its lines.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +26,7 @@ from jobs.connectors.streams import arrow_schema
 from jobs.connectors.tables import Note, Ranges, TableWriter
 from jobs.ingest import landed
 from jobs.pipelines import INGEST, PIPELINES
-from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.slices import Slice, slice_at, slice_named
 from jobs.pipelines.spec import BATCHES_SLICE
 from jobs.settings import Settings
 
@@ -81,26 +82,20 @@ class MadeLake:
     def land(self, schema: pa.Schema, stretches: Iterable[Stretch]) -> int:
         """Write events as `ingest` does; how many there are then in each partition."""
         writer = TableWriter.open(self.settings.lake_root / _SOURCE.events_table, schema, "hour")
-        total = batch = 0
-        for stretch in stretches:
-            for from_ms, to_ms, count in _parts(stretch, self.topic.partitions):
+        partitions, total = self.topic.partitions, 0
+        named = {"topic": _SOURCE.name, "partitions": partitions, "keys": KEYS}
+        parts = (part for stretch in stretches for part in _parts(stretch, partitions))
+        with _database() as database:
+            for batch, (from_ms, to_ms, count) in enumerate(parts):
                 stage = writer.new_stage()
                 folder = stage / f"hour={datetime.fromtimestamp(from_ms / 1000, UTC):%Y-%m-%dT%H}"
-                query = _EVENTS.format(
-                    topic=_SOURCE.name,
-                    partitions=self.topic.partitions,
-                    keys=KEYS,
-                    from_ms=from_ms,
-                    to_ms=to_ms,
-                    first=total,
-                    count=count,
-                )
-                _write(_rows(query, schema), folder, drop="hour")
+                query = _EVENTS.format(**named, from_ms=from_ms, to_ms=to_ms, first=total, count=count)
+                _write(_rows(database, query, schema), folder, drop="hour")
                 writer.commit(stage, self._note(INGEST, batch, total, total + count))
                 writer.tend()
                 writer.discard(stage)
-                total, batch = total + count, batch + 1
-        return total // self.topic.partitions
+                total += count
+        return total // partitions
 
     def show_live(self, slices: Sequence[Slice], as_of_ms: int) -> None:
         """Write live rows as a stream does: every window twice, and a row for each micro-batch."""
@@ -108,24 +103,26 @@ class MadeLake:
         writer = TableWriter.open(self.settings.lake_root / PIPELINE.live_table, schema, "slice")
         step_ms = _LIVE_BATCH_SECONDS * 1000
         starts = [at for slice_ in slices for at in range(slice_.start_ms, slice_.end_ms, step_ms)]
-        for batch, start in enumerate(starts):
-            stage = writer.new_stage()
-            signed = {"epoch": 1, "batch": batch, "as_of": _time(as_of_ms), "fingerprint": PIPELINE.fingerprint}
-            for from_ms in (start - step_ms, start) if start - step_ms in starts else (start,):
-                rows = _signed(_rows(_windows(from_ms, from_ms + step_ms, KEYS), schema), signed)
-                _write(rows, stage / f"slice={slice_at(PIPELINE, from_ms).name}", drop="slice")
-            about = _signed(_nulls(schema, 1), {**signed, "offsets": "{}", "watermark": _time(start)})
-            _write(about, stage / f"slice={BATCHES_SLICE}", drop="slice")
-            writer.commit(stage, self._note(PIPELINE.name, batch, batch, batch + 1))
-            writer.tend()
-            writer.discard(stage)
+        with _database() as database:
+            for batch, start in enumerate(starts):
+                stage = writer.new_stage()
+                signed = {"epoch": 1, "batch": batch, "as_of": _time(as_of_ms), "fingerprint": PIPELINE.fingerprint}
+                for from_ms in (start - step_ms, start) if batch else (start,):
+                    rows = _signed(_rows(database, _windows(from_ms, from_ms + step_ms, KEYS), schema), signed)
+                    _write(rows, stage / f"slice={slice_at(PIPELINE, from_ms).name}", drop="slice")
+                about = _signed(_nulls(schema, 1), {**signed, "offsets": "{}", "watermark": _time(start)})
+                _write(about, stage / f"slice={BATCHES_SLICE}", drop="slice")
+                writer.commit(stage, self._note(PIPELINE.name, batch, batch, batch + 1))
+                writer.tend()
+                writer.discard(stage)
 
     def make_final(self, slices: Sequence[Slice], *, keys: int, as_of_ms: int, end: int = 0) -> None:
         """Publish slices, each with a window a second for so many keys; the ledger says so, too."""
         with writing(self.settings.lake_root, PIPELINE.recompute_job):
             final = FinalTable.open(self.settings.lake_root, PIPELINE)
             headers = [self.header(slice_, rows=WINDOWS * keys, as_of_ms=as_of_ms, end=end) for slice_ in slices]
-            final.publish([Publication(header=h, files=(stage_windows(final, h, keys),)) for h in headers])
+            files = stage_windows(final, headers, keys)
+            final.publish([Publication(header=h, files=(file,)) for h, file in zip(headers, files, strict=True)])
             boundary = Boundary(topic_id=self.topic.topic_id, ends=self._ends(end))
             taken = Entry(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)
             lines = [reconciled(header, taken) for header in headers]
@@ -173,14 +170,18 @@ def events_schema(spark: SparkSession) -> pa.Schema:
     return arrow_schema(landed(spark.createDataFrame([], _RECORDS), _SOURCE))
 
 
-def stage_windows(final: FinalTable, header: Header, keys: int) -> Path:
-    """The rows of a slice, staged as Spark would: a window a second for so many keys."""
-    slice_ms = int(datetime.strptime(f"{header.slice}+0000", "%Y%m%dT%H%M%SZ%z").timestamp() * 1000)
-    rows = _rows(_windows(slice_ms, slice_ms + PIPELINE.slice_seconds * 1000, keys), schema_of(PIPELINE))
-    signed = {"version": header.version, "as_of": _time(header.as_of_ms), "run": header.run}
-    rows = _signed(rows, {**signed, "fingerprint": header.fingerprint})
-    staged = rows.select([*columns_of(PIPELINE).names, *signed, "fingerprint"])
-    return _write(staged, final.new_stage() / f"slice={header.slice}")
+def stage_windows(final: FinalTable, headers: Sequence[Header], keys: int) -> list[Path]:
+    """The rows of slices, a file each, staged as Spark would: a window a second for so many keys."""
+    files = []
+    with _database() as database:
+        for header in headers:
+            slice_ = slice_named(PIPELINE, header.slice)
+            rows = _rows(database, _windows(slice_.start_ms, slice_.end_ms, keys), schema_of(PIPELINE))
+            signed = {"version": header.version, "as_of": _time(header.as_of_ms), "run": header.run}
+            signed |= {"fingerprint": header.fingerprint}
+            staged = _signed(rows, signed).select([*columns_of(PIPELINE).names, *signed])
+            files.append(_write(staged, final.new_stage() / f"slice={header.slice}"))
+    return files
 
 
 def _windows(from_ms: int, to_ms: int, keys: int) -> str:
@@ -196,11 +197,16 @@ def _parts(stretch: Stretch, partitions: int) -> Iterable[tuple[int, int, int]]:
         yield from_ms, from_ms + step, count
 
 
-def _rows(query: str, schema: pa.Schema) -> pa.Table:
-    """What a query gives, in a table's columns; those that it has not are null."""
+@contextmanager
+def _database() -> Iterator[duckdb.DuckDBPyConnection]:
     with duckdb.connect() as database:
         database.execute("SET TimeZone = 'UTC'")
-        made = database.sql(query).to_arrow_table()
+        yield database
+
+
+def _rows(database: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> pa.Table:
+    """What a query gives, in a table's columns; those that it has not are null."""
+    made = database.sql(query).to_arrow_table()
     columns = [
         made.column(field.name).cast(field.type) if field.name in made.schema.names else pa.nulls(len(made), field.type)
         for field in schema

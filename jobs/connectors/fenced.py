@@ -88,12 +88,19 @@ class FencedTable:
         if self.version != before + 1:
             raise OvertakenError(f"{self.path} went from version {before} to {self.version} in one commit")
 
-    def place(self, file: Path, *, data_change: bool = True) -> AddAction:
-        """Move a staged file, which lies in the folder of its partition, to where the table's files are."""
+    def place(self, file: Path, *, data_change: bool = True, keep: bool = False) -> AddAction:
+        """Put a staged file, which lies in the folder of its partition, to where the table's files are.
+
+        ``keep``: it stays where it is, too, for one who has to do it again.
+        """
         partition, value = file.parent.name.split("=", 1)
         folder = self.path / file.parent.name
         folder.mkdir(exist_ok=True)
-        placed = file.rename(folder / f"{uuid.uuid4().hex}.parquet")
+        placed = folder / f"{uuid.uuid4().hex}.parquet"
+        if keep:
+            placed.hardlink_to(file)
+        else:
+            file.rename(placed)
         return AddAction(
             path=f"{folder.name}/{placed.name}",
             size=placed.stat().st_size,

@@ -150,10 +150,21 @@ class FinalTable(FencedTable):
             actions.append(self.place(self._write_headers(day, headers | {header.slice: header for header in changed})))
         for publication in publications:
             actions += [self.removal(file, size) for file, size in by_folder.get(publication.header.slice, {}).items()]
-            actions += [self.place(file) for file in publication.files]
+            actions += self._place_whole(publication)
         versions = {p.header.slice: p.header.version for p in publications}
         runs = sorted({p.header.run for p in publications})
         self.transact(actions, json.dumps({"runs": runs, "versions": versions}, separators=(",", ":")))
+
+    def _place_whole(self, publication: Publication) -> list[Action]:
+        """All that was staged and judged, or nothing: a run that died before may have left less."""
+        header = publication.header
+        rows = sum(pq.read_metadata(file).num_rows for file in publication.files)
+        if rows != header.rows:
+            raise Refusal(
+                f"{rows:,} rows of slice {header.slice} are staged, its audit saw {header.rows:,}: clear the recompute "
+                f"of run {header.run}, or leave it to the next run"
+            )
+        return [self.place(file, keep=True) for file in publication.files]
 
     def require_version(self, now: Header | None, planned: Header) -> None:
         """Refuse a slice that is not at the version that was planned to be replaced."""

@@ -1,0 +1,290 @@
+"""The final table on real files: one commit per publish, and a crash before, after and inside every file operation."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.connectors import fenced, final
+from jobs.connectors.checksums import checksum
+from jobs.connectors.fenced import FencedTable, OvertakenError
+from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError, columns_of
+from jobs.connectors.ledger import Ledger
+from jobs.connectors.states import Boundary, Entry, Header, State
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import Slice, slice_named
+from jobs.pipelines.spec import Measure
+from jobs.query import Lake
+from jobs.refusal import Refusal
+
+SUM = PIPELINES["rolling_sum"]
+FIRST, SECOND = (slice_named(SUM, name) for name in ("20261118T235900Z", "20261119T000000Z"))
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+def windows(slice_: Slice, version: int) -> pa.Table:
+    """As many windows as the version says, each with the version in its total."""
+    rows = [
+        {
+            "window_start": datetime.fromtimestamp(slice_.start_ms / 1000 + number, UTC),
+            "window_end": datetime.fromtimestamp(slice_.start_ms / 1000 + number + 1, UTC),
+            "key": "k",
+            "total": Decimal(version),
+            "mean": Decimal(version),
+            "events": 1,
+        }
+        for number in range(version)
+    ]
+    return pa.Table.from_pylist(rows, schema=columns_of(SUM))
+
+
+def header(slice_: Slice, version: int) -> Header:
+    return Header(
+        slice=slice_.name,
+        slice_seconds=60,
+        version=version,
+        as_of_ms=slice_.end_ms,
+        run=f"run-{version}",
+        fingerprint=SUM.fingerprint,
+        topic_id="t1",
+        offsets={0: 10},
+        events_version=1,
+        rows=version,
+        events=version,
+        checksum=checksum(SUM, windows(slice_, version)),
+        verdict="passed",
+        reason="closed",
+    )
+
+
+def staged(folder: Path, slice_: Slice, version: int) -> Publication:
+    """Two files, as a large slice has."""
+    rows, files = windows(slice_, version), []
+    signed = rows.append_column("version", pa.array([version] * version, pa.int64()))
+    for number in range(2):
+        file = folder / f"slice={slice_.name}" / f"{number}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        half = signed.slice(0, version // 2) if number == 0 else signed.slice(version // 2)
+        pq.write_table(half, file)
+        files.append(file)
+    return Publication(header=header(slice_, version), files=tuple(files))
+
+
+def publish(lake: Path, version: int, slices: tuple[Slice, ...] = (FIRST, SECOND)) -> FinalTable:
+    table = FinalTable.open(lake, SUM)
+    folder = table.new_stage()
+    table.publish([staged(folder, slice_, version) for slice_ in slices])
+    return table
+
+
+def seen(lake: Path) -> dict[str, set[tuple[int, int, int]]]:
+    """What a reader is served: per slice the versions with how many windows and their total."""
+    sql = """SELECT strftime(time_bucket(INTERVAL '1 minute', window_start), '%Y%m%dT%H%M%SZ') AS slice, version,
+        count(*) AS rows, max(total) AS total FROM rolling_sum GROUP BY ALL"""
+    found: dict[str, set[tuple[int, int, int]]] = {}
+    for row in Lake(lake).query(sql).to_pylist():
+        found.setdefault(row["slice"], set()).add((row["version"], row["rows"], int(row["total"])))
+    return found
+
+
+def both(version: int) -> dict[str, set[tuple[int, int, int]]]:
+    return {slice_.name: {(version, version, version)} for slice_ in (FIRST, SECOND)}
+
+
+def test_rows_and_headers_come_and_go_in_one_commit(tmp_path: Path) -> None:
+    table = publish(tmp_path, 1)
+    assert table.version == 1
+    assert seen(tmp_path) == both(1)
+    table = publish(tmp_path, 2)
+    assert table.version == 2
+    assert seen(tmp_path) == both(2)
+    assert table.headers() == {slice_.name: header(slice_, 2) for slice_ in (FIRST, SECOND)}
+    assert table.rows(FIRST.name).sort_by("window_start") == windows(FIRST, 2)
+
+
+def test_an_older_version_can_be_read_again(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    table = publish(tmp_path, 2)
+    at = table.published_at(FIRST.name, 1)
+    then = FinalTable.read(tmp_path, SUM, at)
+    assert then is not None
+    assert then.rows(FIRST.name) == windows(FIRST, 1)
+    assert table.published_at(FIRST.name, 3) is None
+
+
+def test_an_empty_slice_has_a_header_and_no_rows(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    table = FinalTable.open(tmp_path, SUM)
+    table.publish([Publication(header=replace(header(FIRST, 2), rows=0), files=())])
+    assert set(seen(tmp_path)) == {SECOND.name}
+    assert table.headers()[FIRST.name].version == 2
+
+
+def test_a_slice_that_is_at_another_version_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    with pytest.raises(PublishedMeanwhileError, match="is at version 1 by run run-1, not at 2 as run run-3 had"):
+        publish(tmp_path, 3)
+    assert seen(tmp_path) == both(1)
+
+
+def test_one_who_slept_while_another_published_commits_nothing(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    sleeper = FinalTable.open(tmp_path, SUM)
+    publication = staged(sleeper.new_stage(), FIRST, 2)
+    publish(tmp_path, 2, (SECOND,))
+    with pytest.raises(OvertakenError, match="another writer has committed"):
+        sleeper.publish([publication])
+    assert seen(tmp_path) == {**both(1), SECOND.name: {(2, 2, 2)}}
+
+
+def test_a_new_measure_is_a_new_column_and_a_new_type_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    wider = replace(SUM, measures=(*SUM.measures, Measure(name="least", sql="min(value)", type="DECIMAL(18,6)")))
+    assert "least" in FinalTable.open(tmp_path, wider).rows(FIRST.name).column_names
+    changed = replace(SUM, measures=(Measure(name="total", sql="sum(value)", type="BIGINT"), *SUM.measures[1:]))
+    with pytest.raises(Refusal, match=r"holds rows of another type .*give the measure another name"):
+        FinalTable.open(tmp_path, changed)
+
+
+def test_slices_of_another_length_are_refused(tmp_path: Path) -> None:
+    table = publish(tmp_path, 1)
+    hours = FinalTable.open(tmp_path, replace(SUM, slice_seconds=3600))
+    assert table.headers()
+    with pytest.raises(Refusal, match="has slices of 60 s, the definition says slice_seconds=3600"):
+        hours.headers()
+
+
+# -- A crash before, after and inside every file operation --
+
+Operation = Callable[..., Any]
+
+
+@contextmanager
+def dying(at: int, moment: str) -> Iterator[list[str]]:
+    """The process ends before, inside or after the file operation of this number."""
+    done: list[str] = []
+
+    def wrapped(name: str, real: Operation, torn: Operation | None) -> Operation:
+        def call(*arguments: Any, **named: Any) -> Any:
+            number = len(done)
+            done.append(name)
+            if number != at:
+                return real(*arguments, **named)
+            if moment == "inside" and torn:
+                torn(*arguments)
+            if moment == "after":
+                real(*arguments, **named)
+            raise Died(name)
+
+        return call
+
+    def half_written(_table: pa.Table, file: Path) -> None:
+        Path(file).write_bytes(b"PAR1 and no more")
+
+    with pytest.MonkeyPatch.context() as patch:
+        # A rename and a commit are there or not; a file may be there by half.
+        write = wrapped("write", pq.write_table, half_written)
+        patch.setattr(final.pq, "write_table", write)
+        patch.setattr(FencedTable, "place", wrapped("place", FencedTable.place, None))
+        patch.setattr(FencedTable, "transact", wrapped("commit", FencedTable.transact, None))
+        yield done
+
+
+def count_operations(work: Callable[[Path], object], lake: Path) -> list[str]:
+    with dying(-1, "never") as done:
+        work(lake)
+    return done
+
+
+def again(lake: Path) -> None:
+    """Version 2 of both slices, from staged files that are there already."""
+    table = FinalTable.open(lake, SUM)
+    table.publish([staged_before(lake, slice_) for slice_ in (FIRST, SECOND)])
+
+
+def staged_before(lake: Path, slice_: Slice) -> Publication:
+    files = sorted((lake / "staged" / f"slice={slice_.name}").glob("*.parquet"))
+    return Publication(header=header(slice_, 2), files=tuple(files))
+
+
+def ready(lake: Path) -> Path:
+    publish(lake, 1)
+    for slice_ in (FIRST, SECOND):
+        staged(lake / "staged", slice_, 2)
+    return lake
+
+
+def test_a_publish_that_dies_anywhere_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    operations = count_operations(again, ready(tmp_path / "reference"))
+    assert operations == ["write", "place"] * 2 + ["place"] * 4 + ["commit"]
+    trials = [(at, moment) for at in range(len(operations)) for moment in ("before", "inside", "after")]
+    for at, moment in trials:
+        lake = ready(tmp_path / f"{at}-{moment}")
+        with dying(at, moment), pytest.raises(Died):
+            again(lake)
+        published = (operations[at], moment) == ("commit", "after")
+        assert seen(lake) == both(2 if published else 1), f"{moment} {operations[at]} {at}"
+        # The same run again, as Airflow does; then another.
+        if not published:
+            again(lake)
+        assert seen(lake) == both(2)
+        publish(lake, 3)
+        assert seen(lake) == both(3)
+
+
+def test_less_than_was_judged_is_not_published(tmp_path: Path) -> None:
+    ready(tmp_path)
+    next((tmp_path / "staged" / f"slice={FIRST.name}").glob("*.parquet")).unlink()
+    with pytest.raises(Refusal, match="1 rows of slice 20261118T235900Z are staged, its audit saw 2"):
+        again(tmp_path)
+    assert seen(tmp_path) == both(1)
+
+
+def entry(version: int, state: State = State.FINAL) -> Entry:
+    boundary = Boundary(topic_id="t1", ends={0: 5})
+    return Entry(slice=FIRST.name, state=state, at_ms=version, run="r", version=version, boundary=boundary)
+
+
+def test_the_ledger_that_dies_anywhere_has_the_line_or_not(tmp_path: Path) -> None:
+    def tell(lake: Path) -> None:
+        Ledger.open(lake, SUM).append([entry(2)], seen_late=("t1", {0: 7}))
+
+    Ledger.open(tmp_path / "reference", SUM).append([entry(1)])
+    operations = count_operations(tell, tmp_path / "reference")
+    for at in range(len(operations)):
+        for moment in ("before", "inside", "after"):
+            lake = tmp_path / f"{at}-{moment}"
+            Ledger.open(lake, SUM).append([entry(1)])
+            with dying(at, moment), pytest.raises(Died):
+                tell(lake)
+            told = (operations[at], moment) == ("commit", "after")
+            ledger = Ledger.open(lake, SUM)
+            assert ledger.newest() == {FIRST.name: entry(2 if told else 1)}
+            assert ledger.seen_late("t1") == ({0: 7} if told else {})
+            ledger.append([entry(3, State.REOPENED)])
+            assert Ledger.open(lake, SUM).newest() == {FIRST.name: entry(3, State.REOPENED)}
+
+
+def test_the_ledger_keeps_its_order_when_small_files_are_merged(tmp_path: Path, monkeypatch: Any) -> None:
+    from jobs.connectors import ledger as module
+
+    monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 3)
+    ledger = Ledger.open(tmp_path, SUM)
+    for version in range(1, 9):
+        ledger.append([entry(version)], seen_late=("t1", {0: version}))
+    read = Ledger.read(tmp_path, SUM)
+    assert read is not None
+    assert [line.version for line in read.history(FIRST.name)] == list(range(1, 9))
+    assert read.seen_late("t1") == {0: 8}
+    assert read.seen_late("another") == {}
+    assert len(fenced.files_with_sizes(read._table)) < 4
