@@ -64,7 +64,8 @@ for pipeline in PIPELINES.values():
         **ALERTS,
     ):
         plan = PlanOperator(task_id="plan", pipeline=pipeline.name)
-        recompute = RecomputeOperator(task_id="recompute", pipeline=pipeline.name)
+        # One Spark at a time, however many runs a backfill has under way.
+        recompute = RecomputeOperator(task_id="recompute", pipeline=pipeline.name, max_active_tis_per_dag=1)
         audit = AuditOperator(task_id="audit", pipeline=pipeline.name)
         # Slices that passed are published also where others did not.
         publish = PublishOperator(

@@ -159,7 +159,7 @@ def _account(
         with session.opened(settings, f"account {pipeline.name}") as spark:
             totals, example = compare(spark, settings, pipeline, run_id, seen, found.compared, found.taken, stage)
     now = datetime.now(UTC)
-    signed = {"run": run_id, "at": now}
+    signed = {"run": run_id, "as_of": now}
     rows = [{**row, **signed} for row in totals]
     rows += [
         {"slice": slice_, "version": seen.headers[slice_].version, "kind": "slice", "note": note, **signed}

@@ -29,6 +29,7 @@ def test_defaults(project: Path) -> None:
     assert settings.shuffle_partitions is None
     assert (settings.trigger_ms, settings.ingest_trigger_ms, settings.max_offsets) == (500, 2000, 5_000_000)
     assert settings.stall_seconds == 180
+    assert settings.live_kept_seconds == 3600
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_secrets_do_not_show() -> None:
 def test_every_setting_is_in_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     example = set(re.findall(r"^#?([A-Z_]+)=", (module.PROJECT / ".env.example").read_text(), re.MULTILINE))
-    read = set(re.findall(r'"((?:TIDELINE|LAKE|SPARK|STREAM|INGEST)_[A-Z_]+)"', Path(module.__file__).read_text()))
+    read = set(re.findall(r'"((?:TIDELINE|LAKE|SPARK|STREAM|INGEST|LIVE)_[A-Z_]+)"', Path(module.__file__).read_text()))
     assert len(read) >= 8
     assert read | set(SECURE.as_env()) <= example
 

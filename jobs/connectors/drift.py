@@ -32,7 +32,7 @@ BALANCE_SCHEMA = pa.schema(
         pa.field("slice", pa.string()),
         pa.field("version", pa.int64()),
         pa.field("run", pa.string()),
-        pa.field("at", TIME),
+        pa.field("as_of", TIME),
         pa.field("kind", pa.string()),
         pa.field("windows", pa.int64()),
         pa.field("differing", pa.int64()),

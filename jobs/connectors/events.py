@@ -15,13 +15,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.fenced import dataset, value_of
-from jobs.connectors.tables import Note
+from jobs.connectors.tables import Note, note_at
 from jobs.pipelines.slices import Slice
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR_FORMAT = "%Y-%m-%dT%H"
-_MAX_NOTES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Landed:
             table = DeltaTable(path, version=version)
         except TableNotFoundError:
             return None
-        return cls(path=path, table=table, note=_note_at(table))
+        return cls(path=path, table=table, note=note_at(table))
 
     @property
     def version(self) -> int:
@@ -159,10 +158,3 @@ def _has_grid(pipeline: Pipeline) -> bool:
 def _ms(moment: datetime) -> int:
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return (aware - _EPOCH) // timedelta(milliseconds=1)
-
-
-def _note_at(table: DeltaTable) -> Note | None:
-    """The newest note of this version or before: the log may have gone on since."""
-    version = table.version()
-    entries = (entry for entry in table.history(_MAX_NOTES) if entry["version"] <= version)
-    return next((Note.from_json(entry["userMetadata"]) for entry in entries if entry.get("userMetadata")), None)

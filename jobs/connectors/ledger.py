@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
         pa.field("slice_start", TIME),
         pa.field("slice_end", TIME),
         pa.field("state", pa.string()),
-        pa.field("at", TIME),
+        pa.field("as_of", TIME),
         pa.field("run", pa.string()),
         pa.field("version", pa.int64()),
         pa.field("fingerprint", pa.string()),
@@ -125,7 +125,7 @@ class Ledger(FencedTable):
             "state": entry.state.value,
             "slice_start": slice_.start,
             "slice_end": slice_.end,
-            "at": datetime.fromtimestamp(entry.at_ms / 1000, UTC),
+            "as_of": datetime.fromtimestamp(entry.at_ms / 1000, UTC),
             "boundary": entry.boundary.to_json() if entry.boundary else None,
             "offsets": json.dumps(dict(entry.offsets), separators=(",", ":")),
             "commit": self.version + 1,
@@ -138,7 +138,7 @@ def _entry(row: Mapping[str, Any]) -> Entry:
         **{
             **known,
             "state": State(row["state"]),
-            "at_ms": round(row["at"].timestamp() * 1000),
+            "at_ms": round(row["as_of"].timestamp() * 1000),
             "boundary": Boundary.from_json(row["boundary"]) if row["boundary"] else None,
             "offsets": {int(partition): end for partition, end in json.loads(row["offsets"] or "{}").items()},
         }

@@ -121,7 +121,7 @@ def earlier(
     if then is None or header is None or header.version != version:
         raise Refusal(
             f'version {version} of slice {slice_} of {pipeline.name!r} is not there: `tideline query "select slice, '
-            f'version, at from ledger_{pipeline.name}"` lists the versions; files are kept for 30 days'
+            f'version, as_of from ledger_{pipeline.name}"` lists the versions; files are kept for 30 days'
         )
     return header, then.rows(slice_)
 
