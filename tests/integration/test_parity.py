@@ -3,6 +3,8 @@
 Final equals the oracle, and whatever the stream has missed is explained: nothing unexplained in any window.
 """
 
+import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,7 +99,7 @@ def test_final_is_right_and_every_difference_is_explained(
     @seed(20261118)
     @given(histories)
     @hypothesis_settings(
-        max_examples=2,
+        max_examples=int(os.environ.get("PARITY_EXAMPLES", "1")),
         deadline=None,
         database=None,
         phases=[Phase.generate],
@@ -128,8 +130,6 @@ def test_final_is_right_and_every_difference_is_explained(
 
 def fresh(settings: Settings) -> None:
     """Every example has a lake of its own."""
-    import shutil
-
     shutil.rmtree(settings.lake_root, ignore_errors=True)
     renew_topics(settings.kafka)
 
