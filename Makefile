@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status doctor test test-faults lint format bench clean
+.PHONY: help install demo up down status doctor test test-faults lint format bench soak clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  \1@/' | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -49,9 +49,13 @@ format: $(INSTALLED) ## Mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(INSTALLED) ## Measure throughput and freshness beside plain Spark
+bench: $(INSTALLED) ## Measure throughput, freshness and recompute beside plain Spark and DuckDB
 	@$(BIN)/tideline jars
 	@$(BIN)/tideline bench $(ARGS)
+
+soak: $(INSTALLED) ## Run three pipelines for 20 minutes: does the tide line keep up?
+	@$(BIN)/tideline jars
+	@$(BIN)/tideline soak $(ARGS)
 
 clean: ## Delete lake, topics, Airflow's database and logs (asks first), then .venv and caches
 	@test ! -x $(BIN)/tideline || $(BIN)/tideline clean $(ARGS)

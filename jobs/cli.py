@@ -576,25 +576,49 @@ def query(
 def bench(
     records: Annotated[int, typer.Option(min=1_000, help="How many each measured drain reads.")] = 1_000_000,
     rounds: Annotated[int, typer.Option(min=1, help="How many measured drains each side has; the median counts.")] = 3,
-    only: Annotated[list[str] | None, typer.Option(help="ingest, rolling_sum, word_count or freshness.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="ingest, rolling_sum, word_count, freshness, recompute, history, publish or reading."),
+    ] = None,
 ) -> None:
-    """Measure our jobs against plain Spark ones, and freshness; a whole run writes docs/benchmarks.md."""
+    """Measure our jobs beside plain Spark and DuckDB, and freshness; a whole run writes docs/benchmarks.md."""
     from local import bench as measure
     from local import bench_report
 
     # As Ctrl-C does, so that brokers and sessions end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings.from_env()
-    everything = (*measure.RACES, measure.FRESHNESS)
+    wanted = tuple(only or measure.EVERYTHING)
     with _steps("bench") as step:
-        results = measure.run(settings, records=records, rounds=rounds, only=tuple(only or everything), report=step)
+        results = measure.run(settings, records=records, rounds=rounds, only=wanted, report=step)
     if results.races:
         Console().print(bench_report.table(results))
     if results.freshness:
         print(bench_report.freshness_line(results.freshness))
+    for table in bench_report.batch_tables(results):
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
     if not only and records >= measure.WHOLE_RECORDS:
         bench_report.write(results, settings, rounds)
         print(f"written: {bench_report.PAGE}")
+
+
+@app.command()
+def soak(
+    minutes: Annotated[int, typer.Option(min=2, help="How long, once everything runs.")] = 20,
+) -> None:
+    """Run three pipelines with recompute on a platform of its own; exit code 1 if the tide line falls behind."""
+    from local import soak as watch
+    from local import soak_report
+
+    # As Ctrl-C does, so that the platform ends with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _steps("soak") as step:
+        soaked = watch.run(minutes, step)
+    for table in soak_report.tables(soaked):
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print("\n".join(soak_report.verdict(soaked)))
+    if soaked.unmet():
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable
 from functools import reduce
 from operator import or_
+from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -45,8 +46,9 @@ def stage(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Pla
     own = slice_of(F.col("event_time"), pipeline.slice_seconds).alias("slice")
     counts = events.where(within("event_time", slices)).groupBy(own).count().collect()
     windows = aggregate(first_arrivals(events, pipeline.source), pipeline).where(within("window_start", slices))
-    _write(_signed(spark, windows, plan), folder, pipeline)
-    folder.staged({row["slice"]: row["count"] for row in counts})
+    into = folder.new_stage()
+    _write(_signed(spark, windows, plan), into, pipeline)
+    folder.staged({row["slice"]: row["count"] for row in counts}, into)
     read = sum(row["count"] for row in counts)
     log.info("staged %d slices of %s from %d events", len(slices), pipeline.name, read)
 
@@ -105,9 +107,9 @@ def _signed(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
     )
 
 
-def _write(windows: DataFrame, folder: RunFolder, pipeline: Pipeline) -> None:
+def _write(windows: DataFrame, folder: Path, pipeline: Pipeline) -> None:
     """One file per slice, in order: the same rows give the same bytes."""
     order = ("slice", "window_start", *(f"`{key}`" for key in pipeline.keys))
     ordered = windows.repartition("slice").sortWithinPartitions(*order)
-    writer = ordered.write.mode("overwrite").partitionBy("slice").option("maxRecordsPerFile", _ROWS_PER_FILE)
-    writer.parquet(str(folder.windows))
+    writer = ordered.write.partitionBy("slice").option("maxRecordsPerFile", _ROWS_PER_FILE)
+    writer.parquet(str(folder))

@@ -1,4 +1,4 @@
-"""`tideline bench`: our jobs against plain Spark ones, and how fresh the live windows are.
+"""`tideline bench`: our jobs against plain Spark ones, how fresh the live windows are, and the batch half.
 
 Each workload gets a broker of its own, empty and on free ports. Two warm sessions, ours and the plain one, then drain
 the same new records in turns, so that whatever else the machine does hits both.
@@ -11,9 +11,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Self
@@ -31,10 +31,13 @@ from jobs.pipelines.spec import Topic
 from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
+from local import bench_batch
+from local.bench_batch import BATCH, Batch, Sizes
 from local.broker import Broker
 
 FRESHNESS = "freshness"
 RACES = (INGEST, "rolling_sum", "word_count")
+EVERYTHING = (*RACES, FRESHNESS, *BATCH)
 # Fewer records measure how a query starts rather than how it runs.
 WHOLE_RECORDS = 1_000_000
 GOAL_RATIO = 0.9
@@ -90,17 +93,26 @@ class Results:
     freshness: Freshness | None
     load_before: float
     load_after: float
+    batch: Batch | None = None
 
 
 def run(settings: Settings, *, records: int, rounds: int, only: tuple[str, ...], report: Report) -> Results:
     """Measure; everything lies in a temporary folder and is gone afterwards."""
-    unknown = sorted(set(only) - {*RACES, FRESHNESS})
+    unknown = sorted(set(only) - set(EVERYTHING))
     if unknown:
-        raise Refusal(f"nothing to measure is called {', '.join(unknown)}: choose from {', '.join(RACES)}, {FRESHNESS}")
+        raise Refusal(f"nothing to measure is called {', '.join(unknown)}: choose from {', '.join(EVERYTHING)}")
     load_before = os.getloadavg()[0]
     races = tuple(_race(settings, name, records, rounds, report) for name in RACES if name in only)
     freshness = _freshness(settings, report) if FRESHNESS in only else None
-    return Results(races=races, freshness=freshness, load_before=load_before, load_after=os.getloadavg()[0])
+    # Last: it starts Spark in this process.
+    batch = _batch(settings, Sizes.of(records, rounds), only, report) if set(BATCH) & set(only) else None
+    load_after = os.getloadavg()[0]
+    return Results(races=races, freshness=freshness, batch=batch, load_before=load_before, load_after=load_after)
+
+
+def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
+    with _place(settings, "batch") as (kafka, _env, home):
+        return bench_batch.run(replace(settings, kafka=kafka, lake_root=home / "lake"), sizes, only, report)
 
 
 @contextmanager

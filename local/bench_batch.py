@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
+from deltalake import DeltaTable
 
 from jobs import recompute, session
 from jobs.connectors import planning, publishing
@@ -41,13 +43,8 @@ PARTS = ("plan", "recompute", "audit", "publish")
 OTHER_HOURS, SAME_HOUR = "other hours", "the same hour"
 GOAL_GROWTH = 1.2
 GOAL_PUBLISH_SECONDS = 1.0
-# A stream that lands every two seconds would take too long to make up for a hundred hours; in its own hour a slice lies
-# among the files of a commit every ten.
-_BATCHES_PER_HOUR = 30
-_BATCHES_PER_OWN_HOUR = 360
 _OWN_MINUTE = 30
 _MINUTE_MS = 60_000
-_WARM_UPS = 2
 # Live rows of a final slice stay for an hour, those of the newest slices are all there is.
 _SUPERSEDED_SLICES = 60
 _OPEN_SLICES = 2
@@ -64,14 +61,33 @@ class Sizes:
     slice_events: int = 100_000
     hour_events: int = 1_000_000
     multiples: tuple[int, ...] = (1, 10, 100)
+    # A stream that lands every two seconds would take too long to make up for a hundred hours; in its own hour a slice
+    # lies among the files of a commit every ten.
+    hour_batches: int = 30
+    own_hour_batches: int = 360
     publish_rows: tuple[int, ...] = (1_000, 100_000, 1_000_000)
+    final_slices: int = 1_440
     read_slices: tuple[int, ...] = (1, 100, 1_000)
+    warm_ups: int = 2
     rounds: int = 3
 
     @classmethod
     def of(cls, records: int, rounds: int) -> "Sizes":
         """For the records that each drain reads."""
         return cls(rival_events=(records, 10 * records), slice_events=records // 10, hour_events=records, rounds=rounds)
+
+    @property
+    def runs(self) -> int:
+        """How often each is done: the first ones warm up."""
+        return self.warm_ups + self.rounds
+
+    def counts(self, number: int) -> bool:
+        """Whether a run, counted from 0, is measured."""
+        return number >= self.warm_ups
+
+    def progress(self, number: int) -> str:
+        """For people who wait."""
+        return f"{number - self.warm_ups + 1} of {self.rounds}" if self.counts(number) else "warming up"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,27 +198,27 @@ def _hour() -> int:
 
 def rivalries_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Report) -> tuple[Rivalry, ...]:
     """All slices of an hour, ours and by DuckDB in turns."""
-    return tuple(_rivalry(settings, schema, events, sizes.rounds, report) for events in sizes.rival_events)
+    return tuple(_rivalry(settings, schema, events, sizes, report) for events in sizes.rival_events)
 
 
-def _rivalry(settings: Settings, schema: pa.Schema, events: int, rounds: int, report: Report) -> Rivalry:
+def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, report: Report) -> Rivalry:
     hour = _hour()
     seconds: dict[str, list[float]] = {side: [] for side in RIVALS}
     with _lake(settings, f"rivals-{events}") as lake:
         report(f"recompute: {events:,} events are made up")
-        lake.land(schema, [Stretch(from_ms=hour, to_ms=hour + HOUR_MS, events=events, batches=_BATCHES_PER_OWN_HOUR)])
+        lake.land(schema, [Stretch(from_ms=hour, to_ms=hour + HOUR_MS, events=events, batches=sizes.own_hour_batches)])
         slices = slices_between(PIPELINE, hour, hour + HOUR_MS)
-        for number in range(_WARM_UPS + rounds):
+        for number in range(sizes.runs):
             plan, folder = _planned(lake.settings, f"run-{number}", slices)
             theirs = lake.settings.lake_root / "theirs"
-            sides: dict[str, Callable[[], None]] = {
-                "ours": lambda run=plan.run: recompute.run(lake.settings, PIPELINE, run),  # type: ignore[misc]
-                "DuckDB": lambda plan=plan, theirs=theirs: by_duckdb(lake.settings, plan, theirs),  # type: ignore[misc]
+            sides = {
+                "ours": partial(recompute.run, lake.settings, PIPELINE, plan.run),
+                "DuckDB": partial(by_duckdb, lake.settings, plan, theirs),
             }
-            report(f"recompute: {events:,} events, " + (f"{number - 1} of {rounds}" if number > 1 else "warming up"))
+            report(f"recompute: {events:,} events, {sizes.progress(number)}")
             for side in RIVALS if number % 2 == 0 else reversed(RIVALS):
                 took = _seconds(sides[side])
-                seconds[side] += [took] if number >= _WARM_UPS else []
+                seconds[side] += [took] if sizes.counts(number) else []
             windows = _same_windows(plan, folder.windows, theirs)
             shutil.rmtree(theirs)
         return Rivalry(events=sum(work.events for work in plan.work), windows=windows, seconds=seconds)
@@ -297,10 +313,10 @@ def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Rep
                 lake = replace(place, settings=replace(settings, lake_root=place.settings.lake_root / name))
                 events = _make_history(lake, schema, sizes, where, multiple, slice_)
                 cases[where, multiple] = _Case(lake=lake, events=events)
-        for number in range(_WARM_UPS + sizes.rounds):
-            report(f"history: {number - 1} of {sizes.rounds}" if number > 1 else "history: warming up")
+        for number in range(sizes.runs):
+            report(f"history: {sizes.progress(number)}")
             for case in cases.values():
-                case.restate(slice_, f"run-{number}", sizes.slice_events, counts=number >= _WARM_UPS)
+                case.restate(slice_, f"run-{number}", sizes.slice_events, counts=sizes.counts(number))
         for (where, multiple), case in cases.items():
             files = len(case.landed().files([(0, slice_.end_ms + HOUR_MS)]))
             found.append(Restated(where=where, multiple=multiple, events=case.events, files=files, parts=case.parts))
@@ -354,34 +370,34 @@ def _history(sizes: Sizes, where: str, multiple: int, slice_: Slice) -> Iterator
     hour = slice_.start_ms - slice_.start_ms % HOUR_MS
     if where == OTHER_HOURS:
         for start in range(hour - (multiple - 1) * HOUR_MS, hour, HOUR_MS):
-            yield Stretch(from_ms=start, to_ms=start + HOUR_MS, events=sizes.hour_events, batches=_BATCHES_PER_HOUR)
+            yield Stretch(from_ms=start, to_ms=start + HOUR_MS, events=sizes.hour_events, batches=sizes.hour_batches)
     own = sizes.hour_events if where == OTHER_HOURS else multiple * sizes.slice_events
     per_ms = (own - sizes.slice_events) / (HOUR_MS - (slice_.end_ms - slice_.start_ms))
     for from_ms, to_ms in ((hour, slice_.start_ms), (slice_.start_ms, slice_.end_ms), (slice_.end_ms, hour + HOUR_MS)):
         is_own = from_ms == slice_.start_ms
         events = sizes.slice_events if is_own else round(per_ms * (to_ms - from_ms))
         if events:
-            batches = max((to_ms - from_ms) * _BATCHES_PER_OWN_HOUR // HOUR_MS, 1)
+            batches = max((to_ms - from_ms) * sizes.own_hour_batches // HOUR_MS, 1)
             yield Stretch(from_ms=from_ms, to_ms=to_ms, events=events, batches=batches)
 
 
 def publishes_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Publish, ...]:
-    """Slices of a day that is final already, each published again and again."""
-    day = _hour() - 24 * HOUR_MS
-    slices = slices_between(PIPELINE, day, day + 24 * HOUR_MS)
+    """Slices of a table with a day of final ones, each published again and again."""
+    end = _hour()
+    slices = slices_between(PIPELINE, end - sizes.final_slices * PIPELINE.slice_seconds * 1000, end)
     with _lake(settings, "publish") as lake:
-        report("publish: a day is made up")
+        report(f"publish: {len(slices):,} final slices are made up")
         lake.make_final(slices, keys=1, as_of_ms=slices[-1].end_ms + HOUR_MS)
         return tuple(
-            _publish(lake, slice_, rows, sizes.rounds, report)
+            _publish(lake, slice_, rows, sizes, report)
             for slice_, rows in zip(slices[-len(sizes.publish_rows) :], sizes.publish_rows, strict=True)
         )
 
 
-def _publish(lake: MadeLake, slice_: Slice, rows: int, rounds: int, report: Report) -> Publish:
+def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Report) -> Publish:
     commits, keys, settings = [], max(rows // WINDOWS, 1), lake.settings
-    for number in range(_WARM_UPS + rounds):
-        report(f"publish: {rows:,} rows, " + (f"{number - 1} of {rounds}" if number > 1 else "warming up"))
+    for number in range(sizes.runs):
+        report(f"publish: {rows:,} rows, {sizes.progress(number)}")
         header = lake.header(slice_, rows=keys * WINDOWS, as_of_ms=slice_.end_ms + HOUR_MS, version=number + 2)
         (staged,) = stage_windows(FinalTable.open(settings.lake_root, PIPELINE), [header], keys)
         # From nothing: a task opens the table, reads all headers and commits.
@@ -395,7 +411,7 @@ def _publish(lake: MadeLake, slice_: Slice, rows: int, rounds: int, report: Repo
     sent = send(settings.kafka, PIPELINE.final_topic.name, messages(PIPELINE, header, final.rows(slice_.name)))
     if sent != keys * WINDOWS:
         raise Refusal(f"{sent} messages of {keys * WINDOWS} rows were sent")
-    return Publish(rows=sent, commit_seconds=commits[_WARM_UPS:], send_seconds=time.monotonic() - began)
+    return Publish(rows=sent, commit_seconds=commits[sizes.warm_ups :], send_seconds=time.monotonic() - began)
 
 
 def readings_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Reading, ...]:
@@ -433,8 +449,6 @@ def _reading(settings: Settings, count: int, report: Report) -> Reading:
 
 
 def _files(path: Path) -> int:
-    from deltalake import DeltaTable
-
     return len(files_with_sizes(DeltaTable(path)))
 
 

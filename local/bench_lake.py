@@ -188,13 +188,14 @@ def _windows(from_ms: int, to_ms: int, keys: int) -> str:
     return _WINDOWS.format(from_ms=from_ms, to_ms=to_ms, keys=keys, size=PIPELINE.window.size_ms)
 
 
-def _parts(stretch: Stretch, partitions: int) -> Iterable[tuple[int, int, int]]:
+def _parts(stretch: Stretch, partitions: int) -> Iterator[tuple[int, int, int]]:
     """Its micro-batches: from, to and how many events, as many in each partition of the topic."""
-    step = (stretch.to_ms - stretch.from_ms) // stretch.batches
-    count = max(stretch.events // stretch.batches // partitions, 1) * partitions
+    step, each = (stretch.to_ms - stretch.from_ms) // stretch.batches, stretch.events // partitions
     for number in range(stretch.batches):
         from_ms = stretch.from_ms + number * step
-        yield from_ms, from_ms + step, count
+        count = each * (number + 1) // stretch.batches - each * number // stretch.batches
+        if count:
+            yield from_ms, from_ms + step, count * partitions
 
 
 @contextmanager

@@ -268,15 +268,16 @@ def run(world: World, name: str, request: Request | None = None) -> Published | 
     if not planned.plan.work and not planned.plan.untold:
         return None
     folder = RunFolder.of(world.root, SUM, name)
+    stage = folder.new_stage()
     for work in planned.plan.work:
         world.operate("stage: write")
         count = work.events
         if count:
-            file = folder.windows / f"slice={work.slice}" / "rows.parquet"
+            file = stage / f"slice={work.slice}" / "rows.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps({"events": count}))
     world.operate("stage: say so")
-    folder.staged({})
+    folder.staged({}, stage)
     world.operate("audit: decide")
     folder.decide(
         {

@@ -132,10 +132,12 @@ def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_p
         }
         for name, plan in plans.items():
             folder = RunFolder.of(world.root, SUM, name)
+            stage = folder.new_stage()
             for work in plan.work:
-                (folder.windows / f"slice={work.slice}").mkdir(parents=True)
+                (stage / f"slice={work.slice}").mkdir(parents=True)
                 content = json.dumps({"events": work.events})
-                (folder.windows / f"slice={work.slice}" / "rows.parquet").write_text(content)
+                (stage / f"slice={work.slice}" / "rows.parquet").write_text(content)
+            folder.staged({}, stage)
             verdict = {"passed": True, "failures": [], "rows": 1, "checksum": "c"}
             folder.decide({work.slice: verdict for work in plan.work})
         settings = SimpleNamespace(lake_root=world.root, kafka=None)

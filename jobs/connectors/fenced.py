@@ -148,8 +148,8 @@ class FencedTable:
 def files_of(table: DeltaTable, path: Path, schema: pa.Schema | None = None) -> ds.Dataset:
     """What is in a table now, to be read: its files and their partitions, but not the log's statistics of them.
 
-    With a schema: as if it had these columns; those that it has not yet are null. The Delta library makes of a bound that
-    is not there one that no value meets: rows would be missing. Parquet has statistics of its own.
+    With a schema: as if it had these columns; those that it has not yet are null. The Delta library makes of a bound
+    that is not there one that no value meets: rows would be missing. Parquet has statistics of its own.
     """
     return dataset(table, path, files_with_sizes(table), schema)
 

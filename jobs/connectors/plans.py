@@ -48,7 +48,7 @@ def _sentences(planned: Planned) -> Iterable[str]:
     if survey.outdated:
         yield f"{ranges(survey.outdated)} are final by an older definition: a run with outdated=true brings them up."
     if plan.untold:
-        yield f"{len(plan.untold)} slices were published by a run that died: topic and ledger are told now."
+        yield f"{len(plan.untold)} slices are published, but topic or ledger do not say so yet: they are told now."
 
 
 def ranges(slices: Iterable[Slice]) -> str:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,10 +71,14 @@ class RunFolder:
         """The folder of a run of a pipeline."""
         return cls(_root(lake_root, pipeline) / re.sub(r"[^\w.-]", "-", run))
 
+    def new_stage(self) -> Path:
+        """Where a try stages its rows, a folder per slice: one that was given up may still write into its own."""
+        return self.path / f"windows-{uuid.uuid4().hex}"
+
     @property
     def windows(self) -> Path:
-        """Where Spark stages the rows, a folder per slice."""
-        return self.path / "windows"
+        """Where the rows are that were staged whole."""
+        return self.path / str((self._read("staged") or {}).get("windows", "none"))
 
     def begin(self, plan: Plan) -> None:
         """Write the plan; what an earlier try of the same run left is gone."""
@@ -90,9 +95,9 @@ class RunFolder:
         offsets = {int(partition): end for partition, end in read["offsets"].items()}
         return Plan(**{**read, "work": work, "offsets": offsets, "untold": tuple(read["untold"])})
 
-    def staged(self, events_read: Mapping[str, int]) -> None:
+    def staged(self, events_read: Mapping[str, int], stage: Path | None = None) -> None:
         """Say that all rows are staged, and how many events of each slice were read."""
-        self._write("staged", {"events_read": dict(events_read)})
+        self._write("staged", {"events_read": dict(events_read), "windows": stage.name if stage else "none"})
 
     def events_read(self) -> dict[str, int] | None:
         """How many events of each slice were read; none before the rows are staged."""

@@ -10,7 +10,19 @@ from jobs.pipelines import PIPELINES, SOURCES
 from jobs.pipelines.spec import BATCHES_SLICE, INCIDENTS, Pipeline, RefusedDefinitionError, Source
 
 _INCIDENTS = "lake_incidents"
-_OF_A_SLICE = ("slice", "slice_start", "slice_end", "state", "version", "rows", "events", "late", "as_of", "run", "reason")
+_OF_A_SLICE = (
+    "slice",
+    "slice_start",
+    "slice_end",
+    "state",
+    "version",
+    "rows",
+    "events",
+    "late",
+    "as_of",
+    "run",
+    "reason",
+)
 _OF_THE_LEDGER = (*_OF_A_SLICE, "fingerprint", "boundary", "offsets", "events_version", "checksum", "docs", "commit")
 _RECORD = ("topic", "partition", "offset", "arrival_time", "event_time")
 

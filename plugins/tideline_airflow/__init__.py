@@ -24,7 +24,11 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "Tideline",
                 "python-modules": [
+                    "tideline_airflow.operators.batch",
+                    "tideline_airflow.operators.check",
                     "tideline_airflow.operators.control",
+                    "tideline_airflow.operators.recompute",
+                    "tideline_airflow.operators.slices",
                     "tideline_airflow.operators.streaming",
                     "tideline_airflow.operators.topics",
                     "tideline_airflow.operators.traffic",

@@ -37,6 +37,7 @@ def main() -> None:
                 "tasks": [task.task_id for task in dag.tasks],
                 "params": dag.params.dump(),
                 "max_active_runs": dag.max_active_runs,
+                "deadlines": len(dag.deadline or ()),
                 "has_start_date": dag.start_date is not None,
                 "is_paused_upon_creation": dag.is_paused_upon_creation,
                 "failed_tasks_tell": [events(task.on_failure_callback) for task in dag.tasks],

@@ -35,11 +35,14 @@ def test_the_exact_set_of_dags(parsed: dict[str, Any]) -> None:
         "control_streams",
         "provision_topics",
         "generate_demo_traffic",
+        "publish_blocked",
         "reset_stream",
+        "rollback_slice",
         "stream_ingest",
         "stream_rolling_sum",
         "stream_rolling_sum_sliding",
         "stream_word_count",
+        *(f"{what}_{name}" for what in ("recompute", "account", "check") for name in PIPELINES),
     }
     assert {f"stream_{name}" for name in PIPELINES} < set(parsed["dags"])
 
@@ -78,6 +81,21 @@ def test_a_stream_runs_once_and_waits_to_be_wanted(parsed: dict[str, Any]) -> No
     streams = [dag for dag_id, dag in parsed["dags"].items() if dag_id.startswith("stream_")]
     shape = ("max_active_runs", "is_paused_upon_creation", "tasks", "has_start_date")
     assert [tuple(dag[name] for name in shape) for dag in streams] == [(1, True, ["run"], True)] * len(streams)
+
+
+def test_a_recompute_is_dry_by_hand_and_one_at_a_time(parsed: dict[str, Any]) -> None:
+    for name in PIPELINES:
+        dag = parsed["dags"][f"recompute_{name}"]
+        assert dag["tasks"] == ["plan", "recompute", "audit", "publish", "all_final"]
+        assert (dag["max_active_runs"], dag["is_paused_upon_creation"]) == (1, True)
+        assert dag["params"] == {"from": None, "to": None, "outdated": False, "dry_run": True, "reason": None}
+        assert dag["deadlines"] == 1
+
+
+def test_what_changes_slices_by_hand_changes_nothing_unless_told(parsed: dict[str, Any]) -> None:
+    assert parsed["dags"]["rollback_slice"]["params"]["apply"] is False
+    assert parsed["dags"]["publish_blocked"]["tasks"] == ["show", "approve", "publish"]
+    assert parsed["dags"]["publish_blocked"]["retries"][2] == 0
 
 
 def test_whatever_fails_is_told_and_so_is_its_recovery(parsed: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ class World:
 
     def defects(self) -> list[str]:
         records = oracle.read_topic(self.settings.kafka.bootstrap, "numbers")
-        return checker.final_defects(self.settings.lake_root, SUM, records)
+        return checker.final_defects(self.settings.lake_root, SUM.name, records)
 
 
 @pytest.fixture(scope="module")

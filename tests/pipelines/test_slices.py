@@ -1,5 +1,6 @@
 """Slices: their names, their grid, and which touch."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -36,8 +37,8 @@ def test_runs_are_as_long_as_they_can_be(numbers: set[int]) -> None:
     slices = [Slice(number * 10, number * 10 + 10) for number in numbers]
     runs = runs_of(slices)
     assert [slice_ for run in runs for slice_ in run] == sorted(slices)
-    assert all(a.end_ms == b.start_ms for run in runs for a, b in zip(run, run[1:], strict=False))
-    assert all(a[-1].end_ms < b[0].start_ms for a, b in zip(runs, runs[1:], strict=False))
+    assert all(a.end_ms == b.start_ms for run in runs for a, b in itertools.pairwise(run))
+    assert all(a[-1].end_ms < b[0].start_ms for a, b in itertools.pairwise(runs))
 
 
 @pytest.mark.parametrize("name", ["2026", "20261118T120030Z", "20261318T120000Z", "../20261118T120000Z", ""])

@@ -4,12 +4,10 @@ The driver lives in a process session of its own and is known by its control fol
 goes on; whichever task comes next finds it there.
 """
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,11 +20,11 @@ from jobs import pipelines
 from jobs.connectors.control import EPOCH_VARIABLE, LOG_VARIABLE, Control
 from jobs.connectors.epochs import LOOP_FAILURES, Attach, Beat, Epoch, Owner, Phase, Receipt, Wait, failures
 from jobs.connectors.incidents import Incidents, crash_loop
-from jobs.refusal import Refusal
-from jobs.settings import PROJECT, Settings, spark_conf
+from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
 from tideline_airflow.notifiers.incident import AlreadyTold
+from tideline_airflow.operators.submission import APPLICATION, submission
 from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop
 
 _KEPT_LOGS = 20
@@ -66,7 +64,7 @@ class StreamingJobOperator(BaseOperator):
         self.spark_conn_id = spark_conn_id
         self.kafka_conn_id = kafka_conn_id
         self.conf = conf or {}
-        self.application = str(PROJECT / "jobs" / "__main__.py")
+        self.application = APPLICATION
         self._launched: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -148,7 +146,13 @@ class StreamingJobOperator(BaseOperator):
         return epoch
 
     def _submit(self, epoch: int, log: Path) -> "subprocess.Popen[bytes]":
-        command, environment = self._submission()
+        command, environment = submission(
+            [self.job] if self.job == pipelines.INGEST else ["live", self.job],
+            application=self.application,
+            spark_conn_id=self.spark_conn_id,
+            kafka_conn_id=self.kafka_conn_id,
+            conf=self.conf,
+        )
         with log.open("wb") as output:
             return subprocess.Popen(
                 command,
@@ -158,34 +162,6 @@ class StreamingJobOperator(BaseOperator):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    def _submission(self) -> tuple[list[str], dict[str, str]]:
-        """The command line and the environment of `spark-submit`."""
-        connection = SparkSubmitHook(conn_id=self.spark_conn_id)._connection
-        if connection["deploy_mode"] == "cluster":
-            raise Refusal(f"connection {self.spark_conn_id!r}: streams run in client mode; set deploy-mode to client")
-        settings = replace(Settings.from_env(), spark_master=connection["master"])
-        hook = SparkSubmitHook(
-            conn_id=self.spark_conn_id,
-            conf={**spark_conf(settings), **self.conf},
-            name=f"tideline {self.job}",
-            application_args=[self.job] if self.job == pipelines.INGEST else ["live", self.job],
-        )
-        # The hook's own `submit` waits for the end, on a worker.
-        command = hook._build_spark_submit_command(self.application)
-        return command, self._environment(settings)
-
-    def _environment(self, settings: Settings) -> dict[str, str]:
-        """A driver knows Spark, Kafka and the lake, and nothing of Airflow: neither its settings nor its secrets."""
-        python = Path(sys.executable)
-        own = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
-        return {
-            **own,
-            "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
-            "PYSPARK_PYTHON": str(python),
-            "SPARK_MASTER": settings.spark_master,
-            **KafkaHook(self.kafka_conn_id).environment(),
-        }
 
 
 def _new_log(job: str, epoch: int) -> Path:

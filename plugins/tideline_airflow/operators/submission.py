@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
@@ -15,8 +16,17 @@ from tideline_airflow.hooks.kafka import KafkaHook
 
 APPLICATION = str(PROJECT / "jobs" / "__main__.py")
 _OPTIONS = "spark.driver.extraJavaOptions"
-# The hook says its whole command line at INFO.
-logging.getLogger(f"airflow.task.hooks.{SparkSubmitHook.__module__}.SparkSubmitHook").setLevel(logging.WARNING)
+_WARNINGS = logging.getLogger(__name__)
+_WARNINGS.setLevel(logging.WARNING)
+
+
+class _QuietHook(SparkSubmitHook):
+    """The provider's hook, without its line of 3,000 characters: the whole command."""
+
+    @property
+    def log(self) -> Any:
+        """Airflow's own loggers have their level from its configuration."""
+        return _WARNINGS
 
 
 def submission(
@@ -32,14 +42,14 @@ def submission(
 
     A ``brief`` job ends before optimized code would pay: its code is compiled once, for 60 % of the processor time.
     """
-    connection = SparkSubmitHook(conn_id=spark_conn_id)._connection
+    connection = _QuietHook(conn_id=spark_conn_id)._connection
     if connection["deploy_mode"] == "cluster":
         raise Refusal(f"connection {spark_conn_id!r}: jobs run in client mode; set deploy-mode to client")
     settings = replace(Settings.from_env(), spark_master=connection["master"])
     own = spark_conf(settings)
     if brief:
         own |= {_OPTIONS: f"{own[_OPTIONS]} -XX:TieredStopAtLevel=1", "spark.ui.enabled": "false"}
-    hook = SparkSubmitHook(
+    hook = _QuietHook(
         conn_id=spark_conn_id,
         conf={**own, **(conf or {})},
         name=f"tideline {' '.join(arguments[:2])}",

@@ -1,0 +1,103 @@
+"""The pages about slices and audits, asked for over HTTP. Whether a user may see them is for Airflow to say."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from jobs.connectors.ledger import Ledger
+from jobs.connectors.states import Entry, State
+from jobs.pipelines import PIPELINES
+from jobs.quality.gate import page_of
+from tideline_airflow.console import slices
+from tideline_airflow.console.app import app
+
+SUM = PIPELINES["rolling_sum"]
+PAGE = f"/slices/{SUM.recompute_job}"
+FIRST, SECOND = "20260131T120000Z", "20260131T120100Z"
+RUN = "scheduled__2026-01-31T12:03:00+00:00__x"
+EVIL = "<script>alert('x')</script>"
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def agreed() -> Iterator[None]:
+    """Airflow lets this user see it."""
+    for route in slices.router.routes:
+        assert route.dependencies
+        for question in route.dependencies:
+            app.dependency_overrides[question.dependency] = lambda: None
+    yield
+    app.dependency_overrides.clear()
+
+
+def ask(path: str) -> httpx.Response:
+    async def answer() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://airflow") as client:
+            return await client.get(path)
+
+    return asyncio.run(answer())
+
+
+def told(lake: Path, **states: str) -> None:
+    ledger = Ledger.open(lake, SUM)
+    for slice_, state in states.items():
+        line = Entry(slice=slice_[1:], state=State(state), at_ms=1_769_860_980_000, run=RUN, version=1, reason=EVIL)
+        ledger.append([line])
+
+
+@pytest.mark.parametrize("path", [PAGE, f"{PAGE}/{FIRST}", f"/quality/{SUM.recompute_job}/x.html"])
+def test_without_a_login_nothing_is_shown(lake: Path, path: str) -> None:
+    told(lake, **{f"s{FIRST}": "open"})
+    answer = ask(path)
+    assert answer.status_code == 401
+    assert FIRST not in answer.text
+
+
+def test_the_newest_slices_come_first_and_lead_to_their_history(lake: Path, agreed: None) -> None:
+    told(lake, **{f"s{FIRST}": "open", f"s{SECOND}": "open"})
+    told(lake, **{f"s{FIRST}": "blocked"})
+    shown = ask(PAGE).text
+    assert re.findall(r'/tideline(/slices/[^"]+)', shown) == [f"{PAGE}/{SECOND}", f"{PAGE}/{FIRST}"]
+    assert f"Blocked: {FIRST}." in shown
+    assert EVIL not in shown
+    history = ask(f"{PAGE}/{FIRST}").text
+    assert history.index("blocked") < history.index("<td>open</td>")
+    assert EVIL not in history
+
+
+def test_an_audit_is_shown_as_it_was_written(lake: Path, agreed: None) -> None:
+    page = page_of(lake, SUM, RUN)
+    page.parent.mkdir(parents=True)
+    page.write_text("<h1>An audit</h1>")
+    assert ask(f"/quality/{SUM.recompute_job}/{quote(RUN, safe='')}.html").text == "<h1>An audit</h1>"
+    told(lake, **{f"s{FIRST}": "blocked"})
+    assert quote(RUN, safe="") in ask(f"{PAGE}/{FIRST}").text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/slices/recompute_nothing",
+        f"{PAGE}/20260131T120001Z",
+        f"{PAGE}/20260131T120000Z",
+        f"{PAGE}/..%2F..",
+        "/quality/recompute_nothing/x.html",
+        f"/quality/{SUM.recompute_job}/x.html",
+        f"/quality/{SUM.recompute_job}/..%2F..%2F..%2Fsecret.html",
+    ],
+)
+def test_what_is_not_there_is_not_found(lake: Path, agreed: None, path: str) -> None:
+    (lake.parent / "secret.html").write_text("secret")
+    answer = ask(path)
+    assert answer.status_code == 404
+    assert "secret</" not in answer.text
