@@ -151,7 +151,7 @@ def _commit(
 
 def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, Any], approval: str | None) -> Header:
     warned = len(verdict["failures"])
-    passed = f"passed with {warned} warnings" if warned else "passed"
+    passed = f"passed with {warned} warning{'s' if warned > 1 else ''}" if warned else "passed"
     return Header(
         slice=work.slice,
         slice_seconds=pipeline.slice_seconds,
