@@ -28,7 +28,7 @@ def run(switch: str | None) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("switch", [None, "", "F1:7:hit", "F4:1:hit"])
+@pytest.mark.parametrize("switch", [None, "", "F1:7:hit", "F0:1:hit"])
 def test_off_or_elsewhere_nothing_happens(switch: str | None, tmp_path: Path) -> None:
     assert run(switch and switch.replace("hit", str(tmp_path / "hit"))) == (0, _ALL)
     assert list(tmp_path.iterdir()) == []

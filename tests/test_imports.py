@@ -19,6 +19,8 @@ PLANTED = {
     "the embedded stack uses jobs, and nothing above them": ("local/ports.py", "import jobs.cli"),
     "the plugin is free of Spark": ("plugins/tideline_airflow/defaults.py", "import pyspark"),
     "connectors do not call their callers": ("jobs/connectors/kafka.py", "import jobs.ingest"),
+    "only the audit knows Great Expectations": ("jobs/recompute.py", "import great_expectations"),
+    "the audit judges what it is given": ("jobs/quality/verdict.py", "import jobs.settings"),
 }
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from jobs.pipelines.spec import Pipeline, Severity
-from jobs.refusal import Refusal
 
 # No column of a pipeline begins with an underscore.
 SLICE_OF_WINDOW = "_slice_of_window"
@@ -21,7 +20,6 @@ USUAL_FACTOR = 10
 # What is served is judged as a whole.
 SERVED = "served"
 _NAMES_SHOWN = 5
-_BIGINT = 2**63
 
 _Checked = TypeVar("_Checked")
 _KNOWN = ("rows", "events", "read", "counted", "window_events")
@@ -47,7 +45,6 @@ class Rule:
 
 def of_windows(pipeline: Pipeline) -> tuple[Rule, ...]:
     """What every row of windows must keep, staged or served."""
-    _refuse_far_bounds(pipeline)
     identity = ("window_start", "window_end", *pipeline.keys)
     present = _hardest((check.column, check.severity) for check in pipeline.checks)
     bounds = _hardest(((check.column, check.minimum, check.maximum), check.severity) for check in pipeline.checks)
@@ -138,17 +135,6 @@ def _facts(row: Mapping[Any, Any], staged: int) -> dict[str, Any]:
         "fewest": None if usual is None else math.ceil(usual / USUAL_FACTOR),
         "most": None if usual is None else math.floor(usual * USUAL_FACTOR),
     }
-
-
-def _refuse_far_bounds(pipeline: Pipeline) -> None:
-    """Great Expectations hands a bound to Spark as a BIGINT, or as a DOUBLE, which is not exact."""
-    for check in pipeline.checks:
-        far = [bound for bound in (check.minimum, check.maximum) if not -_BIGINT <= (bound or 0) < _BIGINT]
-        if far:
-            raise Refusal(
-                f"pipeline {pipeline.name!r}: check on {check.column!r} has the bound {far[0]}, which is beyond a "
-                f"BIGINT: choose one from {-_BIGINT} to {_BIGINT - 1}"
-            )
 
 
 def _hardest(checks: Iterable[tuple[_Checked, Severity]]) -> dict[_Checked, Severity]:

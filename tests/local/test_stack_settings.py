@@ -50,7 +50,7 @@ def test_every_setting_is_explained():
     """`.env.example` names exactly the settings that the code reads."""
     explained = set(re.findall(r"^#?([A-Z_]+)=", (PROJECT / ".env.example").read_text(), re.MULTILINE))
     code = "".join((PROJECT / name).read_text() for name in ("jobs/settings.py", "local/settings.py"))
-    read = set(re.findall(r'"((?:TIDELINE|KAFKA|LAKE|SPARK|STREAM|INGEST|AIRFLOW)_[A-Z_]+)"', code))
+    read = set(re.findall(r'"((?:TIDELINE|KAFKA|LAKE|SPARK|STREAM|INGEST|LIVE|AIRFLOW)_[A-Z_]+)"', code))
     kafka = {f"KAFKA_{name}" for name in _kafka_fields()}
     assert explained == read | kafka
 

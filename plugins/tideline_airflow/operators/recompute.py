@@ -47,10 +47,13 @@ class PlanOperator(PipelineOperator):
         """The plan: in the log, on the run, and as JSON."""
         from jobs.connectors import plans
 
+        run = context["dag_run"]
         try:
-            ask, planned = self._plan(context)
+            ask = asked(self.definition, run, context["params"], lambda: self._taken(run.run_id))
         except Refusal as refusal:
+            # Asked in vain, however often; a broker that does not answer may answer the next try.
             raise AirflowFailException(str(refusal)) from refusal
+        planned = self._plan(run.run_id, ask)
         said = {**plans.shown(planned), "dry_run": ask.dry_run}
         done = ["A dry run: nothing is changed."] if ask.dry_run else []
         said["said"] = [*done, *said["said"]]
@@ -62,20 +65,19 @@ class PlanOperator(PipelineOperator):
             raise AirflowFailException("; ".join(f"slice {name}: {why}" for name, why in said["refused"].items()))
         return said
 
-    def _plan(self, context: Context) -> "tuple[Asked, Planned]":
+    def _plan(self, run_id: str, ask: Asked) -> "Planned":
         from jobs.connectors import kafka, planning
 
-        run, settings, pipeline = context["dag_run"], self.settings(), self.definition
-        ask = asked(pipeline, run, context["params"], lambda: self._taken(run.run_id))
+        settings, pipeline = self.settings(), self.definition
         with kafka.admin(settings.kafka) as client:
             request = ask.request
             if ask.outdated and request:
                 outdated = planning.look(settings.lake_root, client, pipeline).survey.outdated
                 request = Request(slices=outdated, reason=request.reason)
             if ask.dry_run:
-                return ask, planning.look(settings.lake_root, client, pipeline, request)
-            self._wait_for_ingest(client, run.run_id, request)
-            return ask, planning.make(settings.lake_root, client, pipeline, run.run_id, request)
+                return planning.look(settings.lake_root, client, pipeline, request)
+            self._wait_for_ingest(client, run_id, request)
+            return planning.make(settings.lake_root, client, pipeline, run_id, request)
 
     def _wait_for_ingest(self, client: "KafkaAdminClient", run_id: str, request: Request | None) -> None:
         """Take the boundaries that are to be taken now, then let ingest reach them."""
