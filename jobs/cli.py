@@ -245,6 +245,7 @@ def jars(
     verify: Annotated[bool, typer.Option("--verify", help="Only check what is there; fetch nothing.")] = False,
 ) -> None:
     """Fetch the jars that Spark and the broker need, once, and check their sums."""
+    from local import classes
     from local import jars as declared
     from local.settings import StackSettings
 
@@ -256,6 +257,8 @@ def jars(
         with _steps("fetching jars") as step:
             step(str(folder))
             declared.fetch(folder, mirror=settings.maven_url)
+            step("Spark's classes, once for all starts")
+            classes.prepare(folder)
     print(f"{len(declared.declared())} jars in {folder}, every sum as declared")
 
 

@@ -109,6 +109,17 @@ def binding_conf(settings: Settings) -> dict[str, str]:
     return conf
 
 
+def class_archive(jars: Path) -> Path:
+    """Where the embedded stack keeps Spark's classes, read and checked: a start takes half as long with it."""
+    return jars / "spark.jsa"
+
+
+def _shared_classes(jars: Path) -> list[str]:
+    archive = class_archive(jars)
+    # One that does not fit this Java is passed over, without a word.
+    return [f'"-XX:SharedArchiveFile={archive}"', "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
+
+
 def spark_conf(settings: Settings) -> dict[str, str]:
     """Everything Spark must be told, also before its JVM starts; the same for `spark-submit` and by hand."""
     jars = [str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar"))]
@@ -130,7 +141,9 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         "spark.jars": ",".join(jars),
         "spark.driver.memory": settings.driver_memory,
         # Throughput counts, not pauses: +17 % to +32 % over G1 on two cores.
-        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -Dlog4j2.configurationFile={logging}",
+        "spark.driver.extraJavaOptions": " ".join(
+            ["-XX:+UseParallelGC", f"-Dlog4j2.configurationFile={logging}", *_shared_classes(settings.jars)]
+        ),
         "spark.ui.showConsoleProgress": "false",
         # Any free port: several drivers run side by side. Each logs its address.
         "spark.ui.port": "0",

@@ -15,7 +15,7 @@ import psutil
 
 from jobs.connectors.airflow_api import AirflowApi
 from jobs.refusal import Refusal
-from local import doctor, jars
+from local import classes, doctor, jars
 from local.airflow import COMPONENTS, Airflow
 from local.broker import STOP_SECONDS as BROKER_STOP_SECONDS
 from local.broker import Broker
@@ -86,6 +86,8 @@ class Stack:
             kill(self._strays())
             report("jars")
             jars.fetch(self.settings.jobs.jars, mirror=self.settings.maven_url)
+            report("Spark's classes, once for all starts")
+            classes.prepare(self.settings.jobs.jars)
             report("broker")
             self.broker.start()
             report("Airflow's database")
