@@ -31,6 +31,9 @@ COMPONENTS = {
     "scheduler": (("scheduler",), "scheduler"),
 }
 _MIGRATE_SECONDS = 300
+# Batch jobs beside the streams: more of them at a time would only wait for each other.
+_BATCH_POOL = "tideline_batch"
+_BATCH_SLOTS = max(1, (os.cpu_count() or 2) // 2)
 # These say at INFO what they do with every request, file or function.
 _CHATTY = (
     "airflow.models.dag",
@@ -68,7 +71,7 @@ class Airflow:
         """Secrets, login and database, each made once; the database again when Airflow's version moved."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write_private(self._passwords_file, json.dumps({self.settings.airflow_user: self.password()}))
-        stamp, installed = self.folder / "migrated", version("apache-airflow-core")
+        stamp, installed = self.folder / "migrated", f"{version('apache-airflow-core')}, {_BATCH_SLOTS} batch slots"
         if not stamp.exists() or stamp.read_text() != installed:
             self._migrate()
             stamp.write_text(installed)
@@ -105,6 +108,7 @@ class Airflow:
             "SPARK_LOCAL_IP": LOOPBACK,
             "JAVA_HOME": str(self.java.home),
             "GX_ANALYTICS_ENABLED": "false",
+            "TIDELINE_BATCH_POOL": _BATCH_POOL,
             "PYTHONUNBUFFERED": "1",
             # Airflow's own, at every start of every component; not ours to mend.
             "PYTHONWARNINGS": "ignore:GitWildMatchPattern:DeprecationWarning",
@@ -171,15 +175,23 @@ class Airflow:
         return dict(json.loads(path.read_text()))
 
     def _migrate(self) -> None:
-        command = _airflow("db", "migrate")
         log = self.settings.home / "logs" / "db-migrate.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        pool = ("pools", "set", _BATCH_POOL, str(_BATCH_SLOTS), "Spark jobs of recompute and account")
         with log.open("w") as out:
-            ran = subprocess.run(
-                command, env=self.environment(), stdout=out, stderr=out, check=False, timeout=_MIGRATE_SECONDS
-            )
-        if ran.returncode:
-            raise Refusal(f"Airflow's database cannot be prepared: {log} says why; `tideline clean` starts afresh")
+            for words in (("db", "migrate"), pool):
+                ran = subprocess.run(
+                    _airflow(*words),
+                    env=self.environment(),
+                    stdout=out,
+                    stderr=out,
+                    check=False,
+                    timeout=_MIGRATE_SECONDS,
+                )
+                if ran.returncode:
+                    raise Refusal(
+                        f"Airflow's database cannot be prepared: {log} says why; `tideline clean` starts afresh"
+                    )
 
 
 def _airflow(*words: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """What all DAGs have in common."""
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,8 @@ from tideline_airflow.notifiers.incident import Event, IncidentNotifier
 
 OWNER = "tideline"
 TAG = "tideline"
+# Where Spark jobs of the batch take their slots; the embedded platform has a pool as large as the machine.
+BATCH_POOL = os.environ.get("TIDELINE_BATCH_POOL") or "default_pool"
 # A task that is tried again tells nothing: only its last failure counts.
 ON_FAILURE: dict[str, Any] = {"on_failure_callback": IncidentNotifier(Event.TASK_FAILED)}
 DEFAULT_ARGS: dict[str, Any] = {
