@@ -48,8 +48,9 @@ def run(stack: Stack, console: Console) -> None:
             console.print(_newest(lake, name))
         with step(console, "Final") as tell:
             _wait_for_final(api, lake, tell)
-        with step(console, "Account"):
-            _account(api)
+        with step(console, "Account") as tell:
+            _account(api, lake, tell)
+        _start_the_rest(api)
     console.print(_slices(lake))
     console.print(_drift_line(lake), highlight=False)
     console.print(addresses(stack))
@@ -90,9 +91,7 @@ def _start(api: AirflowApi) -> None:
     """The streams run for as long as their DAG is not paused; traffic is sent by one run at a time."""
     for job in STREAMS:
         api.unpause(dag_id_of(job))
-    for name in SHOWN:
-        api.unpause(PIPELINES[name].recompute_job)
-        api.unpause(PIPELINES[name].check_job)
+    api.unpause(PIPELINES[FINAL].recompute_job)
     api.unpause(TRAFFIC)
     if not any(sent["state"] in ("queued", "running") for sent in api.runs(TRAFFIC)):
         api.trigger(TRAFFIC, TRAFFIC_CONF)
@@ -144,13 +143,29 @@ def _states(lake: Lake, since: datetime) -> dict[str, int]:
     return {}
 
 
-def _account(api: AirflowApi) -> None:
-    """Once now; its schedule would come in a quarter of an hour."""
-    dag_id = PIPELINES[FINAL].account_job
+def _account(api: AirflowApi, lake: Lake, tell: Report) -> None:
+    """Now: its schedule begins with a run when it is switched on, and else comes in a quarter of an hour."""
+    dag_id, deadline = PIPELINES[FINAL].account_job, time.monotonic() + _FINAL_SECONDS
+    already_on = not api.dags(dag_id)[dag_id]["is_paused"]
     api.unpause(dag_id)
-    run_id = api.trigger(dag_id)
-    if api.wait_for_run(dag_id, run_id, _FINAL_SECONDS) != "success":
-        raise Refusal(f"final windows could not be accounted for: {_last_words(api, dag_id, run_id)}")
+    if already_on:
+        api.trigger(dag_id)
+    newest = lake.query(f"SELECT max(slice) AS slice FROM slices_{FINAL} WHERE state = 'final'").to_pylist()[0]["slice"]
+    done = f"SELECT 1 FROM balance_{FINAL} WHERE kind = 'slice' AND slice >= '{newest}'"
+    while not lake.query(done).num_rows:
+        runs = api.runs(dag_id)
+        tell(f"{dag_id} is {runs[0]['state']}" if runs else f"{dag_id} is about to start")
+        if any(run["state"] == "failed" for run in runs[:1]) or time.monotonic() > deadline:
+            said = _last_words(api, dag_id, runs[0]["dag_run_id"]) if runs else "it has no run"
+            raise Refusal(f"final windows could not be accounted for: {said}")
+        time.sleep(1)
+
+
+def _start_the_rest(api: AirflowApi) -> None:
+    """What would only have made the first final windows wait longer."""
+    for name in SHOWN:
+        for dag_id in (PIPELINES[name].recompute_job, PIPELINES[name].account_job, PIPELINES[name].check_job):
+            api.unpause(dag_id)
 
 
 def _slices(lake: Lake) -> Table:
