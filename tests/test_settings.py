@@ -27,7 +27,7 @@ def test_defaults(project: Path) -> None:
     assert settings.spark_master.startswith("local[")
     assert settings.driver_memory == "1g"
     assert settings.shuffle_partitions is None
-    assert (settings.trigger_ms, settings.ingest_trigger_ms, settings.max_offsets) == (500, 2000, 5_000_000)
+    assert (settings.trigger_ms, settings.ingest_trigger_ms, settings.max_offsets) == (1000, 2000, 5_000_000)
     assert settings.stall_seconds == 180
     assert settings.live_kept_seconds == 3600
 

@@ -18,6 +18,8 @@ from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.operators.submission import APPLICATION, submission
 
+# Up to here most of a job is Spark's own start.
+_BRIEF_EVENTS = 500_000
 # How `tideline` tells a refusal.
 _REFUSAL = "tideline: "
 # It warns of every pause over 0.1 s, and a busy machine has many.
@@ -69,15 +71,18 @@ class BatchJobOperator(PipelineOperator):
         self.application = APPLICATION
         self._process: subprocess.Popen[str] | None = None
 
-    def submit(self, *arguments: str, brief: bool = False) -> None:
-        """Run a driver to its end. What it refuses fails for good, whatever else it fails of is tried again."""
+    def submit(self, *arguments: str, events: int | None = None) -> None:
+        """Run a driver to its end. What it refuses fails for good, whatever else it fails of is tried again.
+
+        ``events``: how many it is about, if that is known; with few it is made to start quickly, not to run quickly.
+        """
         command, environment = submission(
             arguments,
             application=self.application,
             spark_conn_id=self.spark_conn_id,
             kafka_conn_id=self.kafka_conn_id,
             conf=self.conf,
-            brief=brief,
+            brief=events is not None and events <= _BRIEF_EVENTS,
         )
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # In the task's own process group: what ends the task ends the driver.
@@ -119,4 +124,17 @@ class AccountOperator(BatchJobOperator):
 
     def execute(self, context: Context) -> None:
         """One Spark job for all slices that have no account yet."""
-        self.submit("account", self.pipeline, "--run", context["dag_run"].run_id)
+        self.submit("account", self.pipeline, "--run", context["dag_run"].run_id, events=self._events())
+
+    def _events(self) -> int:
+        """How many events fall into windows of the slices that have no account yet, as the ledger knows them."""
+        from jobs.query import Lake
+
+        window, name = self.definition.window, self.pipeline
+        sql = f"""SELECT coalesce(sum(events), 0) AS events FROM slices_{name} AS slices
+            WHERE state = 'final' AND NOT EXISTS (
+              SELECT 1 FROM balance_{name} AS balance
+              WHERE kind = 'slice' AND balance.slice = slices.slice AND balance.version = slices.version
+            )"""
+        (row,) = Lake(self.settings().lake_root).query(sql).to_pylist()
+        return int(row["events"]) * -(-window.size_ms // window.slide_ms)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 PLAN = "plan"
 _LOG_WIDTH = 160
 _LINES_IN_LOG = 500
-# Up to here most of a job is Spark's own start.
-_BRIEF_EVENTS = 500_000
 # Ingest lands what has arrived a few seconds later: to wait for it here is sooner than the next run.
 _INGEST_SECONDS = 20.0
 _POLL_SECONDS = 0.5
@@ -110,8 +108,8 @@ class RecomputeOperator(BatchJobOperator):
         plan = _plan_or_skip(folder)
         folder.begin(plan)
         if plan.has_windows:
-            brief = sum(work.window_events for work in plan.work) <= _BRIEF_EVENTS
-            self.submit("recompute", self.pipeline, "--run", run_id, brief=brief)
+            events = sum(work.window_events for work in plan.work)
+            self.submit("recompute", self.pipeline, "--run", run_id, events=events)
         else:
             folder.staged({})
             self.log.info("No windows in %d slices: nothing to compute.", len(plan.work))
