@@ -501,16 +501,19 @@ def restate(
 @app.command()
 def rollback(
     name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
-    slice_: Annotated[str, typer.Option("--slice", help="Its name or its start, e.g. 20260131T120000Z.")],
+    slice_: Annotated[str, typer.Option("--slice", help="Its name, or a time in it: 20260131T120000Z.")],
     to_version: Annotated[int, typer.Option("--to-version", min=1, help="Which version to serve again.")],
     reason: _Reason = None,
     do: _Apply = False,
     output: _Format = Output.TABLE,
 ) -> None:
     """Serve an earlier version of a slice again, as a version of its own."""
+    from jobs.pipelines.slices import slice_at
+
+    pipeline = _pipeline(name)
     conf = {
-        "pipeline": _pipeline(name).name,
-        "slice": slice_,
+        "pipeline": pipeline.name,
+        "slice": slice_at(pipeline, parse_time(slice_)).name,
         "to_version": to_version,
         "reason": reason,
         "apply": do,

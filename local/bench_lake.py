@@ -21,7 +21,7 @@ from jobs.connectors.final import FinalTable, Publication, columns_of, live_sche
 from jobs.connectors.kafka import TopicState, admin, require
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import writing
-from jobs.connectors.states import Boundary, Entry, Header, State, reconciled
+from jobs.connectors.states import Boundary, Counted, Entry, Header, State, reconciled
 from jobs.connectors.streams import arrow_schema
 from jobs.connectors.tables import Note, Ranges, TableWriter
 from jobs.ingest import landed
@@ -126,8 +126,8 @@ class MadeLake:
             boundary = Boundary(topic_id=self.topic.topic_id, ends=self._ends(end))
             taken = Entry(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)
             lines = [reconciled(header, taken) for header in headers]
-            seen_late = (self.topic.topic_id, self._ends(end))
-            Ledger.open(self.settings.lake_root, PIPELINE).append(lines, seen_late=seen_late)
+            counted = Counted(topic_id=self.topic.topic_id, ends=self._ends(end), at_ms=as_of_ms)
+            Ledger.open(self.settings.lake_root, PIPELINE).append(lines, counted=counted)
 
     def header(self, slice_: Slice, *, rows: int, as_of_ms: int, end: int = 0, version: int = 1) -> Header:
         """Of a final slice."""

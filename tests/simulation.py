@@ -6,7 +6,7 @@ the version only that its writer has seen. Rows and verdicts are made up: a slic
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -25,7 +25,7 @@ from jobs.connectors.fenced import OvertakenError
 from jobs.connectors.final import FinalTable, Publication, columns_of
 from jobs.connectors.publishing import Published
 from jobs.connectors.runs import RunFolder
-from jobs.connectors.states import Entry, Header, Request, State, closes_at
+from jobs.connectors.states import Counted, Entry, Header, Request, State, closes_at
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
 from jobs.refusal import Refusal
@@ -53,7 +53,7 @@ class World:
     history: list[dict[str, tuple[Header, int]]] = field(default_factory=lambda: [{}])
     lines: list[Entry] = field(default_factory=list)
     commits: int = 0
-    seen_late: tuple[str, dict[int, int]] = ("", {})
+    counted: Counted | None = None
     topic: dict[bytes, bytes | None] = field(default_factory=dict)
     holder: object = None
     bad: set[str] = field(default_factory=set)
@@ -72,6 +72,12 @@ class World:
         """How many of the landed events lie in a slice."""
         return sum(slice_.start_ms <= at < slice_.end_ms for at in self.events[:landed])
 
+    def count_late(self, name: str, header: Header) -> int:
+        """The events of a final slice that were landed behind its offsets, as far as they were counted."""
+        start = slice_at(SUM, round(slice_named_start(name).timestamp() * 1000))
+        counted = self.counted.ends.get(0, 0) if self.counted else 0
+        return sum(start.start_ms <= at < start.end_ms for at in self.events[header.offsets.get(0, 0) : counted])
+
 
 class FinalModel:
     """`FinalTable` in memory."""
@@ -85,8 +91,9 @@ class FinalModel:
     def headers(self) -> dict[str, Header]:
         return {name: header for name, (header, _) in self.world.history[self.seen].items()}
 
-    def rows(self, slice_: str) -> pa.Table:
-        return window(self.world.history[self.seen].get(slice_))
+    def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
+        found = window(self.world.history[self.seen].get(slice_))
+        return found if columns is None else found.select(columns)
 
     def published_at(self, slice_: str, version: int) -> int | None:
         for at in range(self.seen, 0, -1):
@@ -95,8 +102,12 @@ class FinalModel:
                 return at
         return None
 
-    def new_stage(self) -> Path:
-        return self.world.root / "stage"
+    @contextmanager
+    def staged(self) -> Iterator[Path]:
+        yield self.world.root / "stage"
+
+    def tend(self) -> None:
+        """Files have no part in the protocol."""
 
     def publish(self, publications: Sequence[Publication]) -> None:
         world = self.world
@@ -122,13 +133,13 @@ class LedgerModel:
     def __init__(self, world: World) -> None:
         self.world, self.seen = world, world.commits
 
-    def newest(self, since_day: str = "") -> dict[str, Entry]:
-        return {entry.slice: entry for entry in self.world.lines}
+    def newest(self, days: Collection[str] | None = None) -> dict[str, Entry]:
+        return {entry.slice: entry for entry in self.world.lines if days is None or entry.slice[:8] in days}
 
-    def seen_late(self, topic_id: str) -> dict[int, int]:
-        return dict(self.world.seen_late[1]) if self.world.seen_late[0] == topic_id else {}
+    def counted(self) -> Counted | None:
+        return self.world.counted
 
-    def append(self, entries: Any, *, seen_late: tuple[str, Mapping[int, int]] | None = None) -> None:
+    def append(self, entries: Any, *, counted: Counted | None = None) -> None:
         lines = list(entries)
         if not lines:
             return
@@ -138,7 +149,7 @@ class LedgerModel:
             raise OvertakenError("another writer has committed")
         assert len({line.slice for line in lines}) == len(lines), "two lines of one slice in one commit have no order"
         world.lines += lines
-        world.seen_late = (seen_late[0], dict(seen_late[1])) if seen_late else world.seen_late
+        world.counted = counted or world.counted
         world.commits += 1
         self.seen += 1
         world.operate("ledger: committed")
@@ -160,7 +171,7 @@ class LandedModel:
         counts = {slice_.name: self.world.count(slice_, self.version) for slice_ in slices}
         return {name: Count(events=count, window_events=count) for name, count in counts.items() if count}
 
-    def since(self, ends: Mapping[int, int], before_ms: int) -> pa.Table:
+    def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
         rows = [
             {"partition": 0, "offset": offset, "time": at, "arrival": at}
             for offset, at in enumerate(self.world.events[: self.version])
@@ -256,6 +267,8 @@ def model_of(world: World) -> Iterator[None]:
             patch.setattr(module, "writing", writing)
         patch.setattr(planning, "Landed", SimpleNamespace(at=lambda *_: LandedModel(world) if world.landed else None))
         patch.setattr(planning, "require", require)
+        # Ingest lands nothing while this process waits for it.
+        patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
         patch.setattr(publishing, "send", send)
         patch.setattr(publishing, "Incidents", incidents)
         yield
@@ -264,7 +277,9 @@ def model_of(world: World) -> Iterator[None]:
 def run(world: World, name: str, request: Request | None = None) -> Published | None:
     """One DAG run: plan, stage, audit, publish. Tasks may be killed; what they leave is in the world."""
     settings = SimpleNamespace(lake_root=world.root, kafka=None)
-    planned = planning.make(world.root, None, SUM, name, request, lambda: world.clock_ms / 1000)
+    clock = lambda: world.clock_ms / 1000  # noqa: E731
+    planning.await_ingest(world.root, None, SUM, name, request, clock)
+    planned = planning.make(world.root, None, SUM, name, request, clock)
     if not planned.plan.work and not planned.plan.untold:
         return None
     folder = RunFolder.of(world.root, SUM, name)
@@ -288,7 +303,7 @@ def run(world: World, name: str, request: Request | None = None) -> Published | 
     blocked = [work for work in planned.plan.work if work.slice in world.bad]
     if blocked:
         with planning.writing(world.root, SUM.recompute_job):
-            LedgerModel(world).append(planning._entry(planned.plan, work, State.BLOCKED) for work in blocked)
+            LedgerModel(world).append(planned.plan.entry(work, State.BLOCKED, at_ms=world.clock_ms) for work in blocked)
     published = publishing.publish(settings, SUM, name)  # type: ignore[arg-type]
     world.reported += list(published.versions.items())
     return published
@@ -304,6 +319,10 @@ def judge_end(world: World) -> list[str]:
         blocked_since = line and line.state is State.BLOCKED and line.version > header.version
         if not (said_final or blocked_since):
             defects.append(f"slice {name} is at version {header.version}, the ledger says {line}")
+        if said_final and line and not header.verdict.startswith("rolled back"):
+            missed = world.count_late(name, header)
+            if line.late != missed:
+                defects.append(f"slice {name} says {line.late} late events, and missed {missed}")
         rows = window((header, content)).to_pylist()
         key = f'["{slice_named_start(name):%Y-%m-%dT%H:%M:%S}.000Z","k"]'.encode()
         said = json.loads(world.topic.get(key) or b"{}")

@@ -150,15 +150,15 @@ class Accounts:
         return [self._drift.removal(file, files[file]) for file in said["files"] if file in files]
 
     def _add_totals(self, totals: Sequence[Mapping[str, Any]], said: str) -> None:
-        stage, actions = self._balance.new_stage(), []
-        for day in sorted({row["slice"][:8] for row in totals}):
-            file = stage / f"day={day}" / "totals.parquet"
-            file.parent.mkdir(parents=True)
-            rows = [row for row in totals if row["slice"].startswith(day)]
-            pq.write_table(pa.Table.from_pylist(rows, BALANCE_SCHEMA).drop_columns(["day"]), file)
-            actions.append(self._balance.place(file))
+        actions = []
+        with self._balance.staged() as stage:
+            for day in sorted({row["slice"][:8] for row in totals}):
+                file = stage / f"day={day}" / "totals.parquet"
+                file.parent.mkdir(parents=True)
+                rows = [row for row in totals if row["slice"].startswith(day)]
+                pq.write_table(pa.Table.from_pylist(rows, BALANCE_SCHEMA).drop_columns(["day"]), file)
+                actions.append(self._balance.place(file))
         self._balance.transact(actions, said)
-        shutil.rmtree(stage)
 
 
 @dataclass(frozen=True, kw_only=True)

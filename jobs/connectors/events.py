@@ -3,6 +3,7 @@
 Without Spark: the log says which files can hold a range of event time, and DuckDB counts.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.fenced import dataset, value_of
 from jobs.connectors.tables import Note, note_at
-from jobs.pipelines.slices import Slice
+from jobs.pipelines.slices import Slice, runs_of
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -88,7 +89,11 @@ class Landed:
                 (time - {window.size_ms} + {window.slide_ms}) // {window.slide_ms} * {window.slide_ms},
                 time + 1, {window.slide_ms})) AS start FROM {counted})
             GROUP BY 1"""
-        with self._accepted(self.files([span]), span) as database:
+        # One late slice of last week must not have all of the week read.
+        ranges = [
+            (group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms) for group in runs_of(slices)
+        ]
+        with self._accepted(self.files(ranges), span) as database:
             events: dict[int, int] = dict(database.execute(in_slice).fetchall())
             windows: dict[int, int] = dict(database.execute(in_windows).fetchall()) if _has_grid(pipeline) else events
         counts = {
@@ -99,8 +104,17 @@ class Landed:
         }
         return {name: count for name, count in counts.items() if count.events or count.window_events}
 
-    def since(self, ends: Mapping[int, int], before_ms: int) -> pa.Table:
-        """Accepted events behind these offsets and before a moment: partition, offset, time and arrival."""
+    def newest_arrival_ms(self) -> int:
+        """When the newest record arrived, by the log alone; now, where a file has no statistics."""
+        newest = [action.get("max.arrival_time") for action in self._actions()]
+        known = [_ms(moment) for moment in newest if moment]
+        return max(known) if len(known) == len(newest) and known else round(time.time() * 1000)
+
+    def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
+        """Accepted events behind these offsets that arrived after a moment: partition, offset, time and arrival.
+
+        ``before_ms``: only those that happened before this.
+        """
         landed_after = " OR ".join(
             [f'(partition = {p} AND "offset" >= {end})' for p, end in ends.items()]
             + [f"partition NOT IN ({', '.join(map(str, ends))})" if ends else "true"]
@@ -109,8 +123,10 @@ class Landed:
         with self._accepted(
             [file for file in self.files([(0, before_ms)]) if file in files], (0, before_ms)
         ) as database:
-            sql = f'SELECT partition, "offset", time, arrival FROM accepted WHERE {landed_after}'
-            return database.sql(sql).to_arrow_table()
+            where = f"arrival > {since_ms} AND ({landed_after})"
+            return database.sql(
+                f'SELECT partition, "offset", time, arrival FROM accepted WHERE {where}'
+            ).to_arrow_table()
 
     def _accepted(self, files: Sequence[str], span: tuple[int, int]) -> duckdb.DuckDBPyConnection:
         """A database with the relation `accepted`: what a span holds, with time and arrival in milliseconds."""

@@ -6,10 +6,12 @@ process that slept while its successor wrote cannot commit any more, whatever it
 
 import json
 import logging
+import shutil
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
 from itertools import groupby
@@ -60,6 +62,15 @@ class FencedTable:
     def new_stage(self) -> Path:
         """A fresh folder for the files of one commit, to be written partitioned."""
         return self.staging / uuid.uuid4().hex
+
+    @contextmanager
+    def staged(self) -> Iterator[Path]:
+        """A fresh folder for as long as its commit takes."""
+        stage = self.new_stage()
+        try:
+            yield stage
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
 
     def transact(
         self,
@@ -120,14 +131,15 @@ class FencedTable:
 
         The library's own is not: of files that two writers merge at a time it keeps both results, every row twice.
         """
-        began, stage, actions = time.monotonic(), self.new_stage(), list[Action]()
-        for number, files in enumerate(_bins(files_with_sizes(self._table))):
-            folder = stage / str(number) / Path(next(iter(files))).parent.name
-            rows = dataset(self._table, self.path, files)
-            columns = [name for name in rows.schema.names if name != self._partition]
-            ds.write_dataset(rows.scanner(columns=columns), folder, format="parquet", min_rows_per_group=100_000)
-            actions += [self.place(file, data_change=False) for file in sorted(folder.glob("*.parquet"))]
-            actions += [self.removal(file, size, data_change=False) for file, size in files.items()]
+        began, actions = time.monotonic(), list[Action]()
+        with self.staged() as stage:
+            for number, files in enumerate(_bins(files_with_sizes(self._table))):
+                folder = stage / str(number) / Path(next(iter(files))).parent.name
+                rows = dataset(self._table, self.path, files)
+                columns = [name for name in rows.schema.names if name != self._partition]
+                ds.write_dataset(rows.scanner(columns=columns), folder, format="parquet", min_rows_per_group=100_000)
+                actions += [self.place(file, data_change=False) for file in sorted(folder.glob("*.parquet"))]
+                actions += [self.removal(file, size, data_change=False) for file, size in files.items()]
         before_commit()
         if actions:
             self.transact(actions, metadata)

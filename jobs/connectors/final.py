@@ -21,6 +21,7 @@ from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
 from jobs.refusal import Refusal
 
 TIME = pa.timestamp("us", tz="UTC")
+_VACUUM_EVERY_COMMITS = 500
 _PROPERTIES = {
     # As long as a slice can be rolled back.
     "delta.logRetentionDuration": "interval 30 days",
@@ -88,6 +89,7 @@ class FinalTable(FencedTable):
         """Use `open` or `read`."""
         super().__init__(path, table)
         self._pipeline = pipeline
+        self._folders: tuple[int, Mapping[str, Mapping[str, int]]] | None = None
 
     @classmethod
     def open(cls, lake_root: Path, pipeline: Pipeline) -> Self:
@@ -110,7 +112,7 @@ class FinalTable(FencedTable):
 
     def headers(self) -> dict[str, Header]:
         """Of every final slice."""
-        files = [file for file in files_with_sizes(self._table) if value_of(file).startswith(HEADERS_SLICE)]
+        files = [file for folder, of in self._by_folder().items() if folder.startswith(HEADERS_SLICE) for file in of]
         found = {header.slice: header for header in self._headers_in(files)}
         for header in found.values():
             if header.slice_seconds != self._pipeline.slice_seconds:
@@ -125,21 +127,24 @@ class FinalTable(FencedTable):
         texts = dataset(self._table, self.path, files).to_table(columns=["header"]).column("header").to_pylist()
         return [Header.from_json(text) for text in texts]
 
-    def rows(self, slice_: str) -> pa.Table:
-        """The rows of a slice."""
-        return dataset(self._table, self.path, self._files_of(slice_)).to_table(
-            columns=columns_of(self._pipeline).names
-        )
+    def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of a slice; columns that a changed definition has added since are null."""
+        files = self._by_folder().get(slice_, {})
+        names = columns_of(self._pipeline).names if columns is None else list(columns)
+        return dataset(self._table, self.path, files, schema_of(self._pipeline)).to_table(columns=names)
 
-    def _files_of(self, slice_: str) -> dict[str, int]:
-        return {file: size for file, size in files_with_sizes(self._table).items() if value_of(file) == slice_}
+    def _by_folder(self) -> Mapping[str, Mapping[str, int]]:
+        """The files of each partition, looked up once for each version: a run may ask for thousands of slices."""
+        if self._folders is None or self._folders[0] != self.version:
+            found: dict[str, dict[str, int]] = {}
+            for file, size in files_with_sizes(self._table).items():
+                found.setdefault(value_of(file), {})[file] = size
+            self._folders = self.version, found
+        return self._folders[1]
 
     def publish(self, publications: Sequence[Publication]) -> None:
         """Replace these slices, rows and headers together, in one commit, if each is at the version before."""
-        by_folder: dict[str, dict[str, int]] = {}
-        for file, size in files_with_sizes(self._table).items():
-            by_folder.setdefault(value_of(file), {})[file] = size
-        actions: list[Action] = []
+        by_folder, actions = self._by_folder(), list[Action]()
         for day in sorted({publication.header.slice[:8] for publication in publications}):
             old = by_folder.get(HEADERS_SLICE + day, {})
             headers = {header.slice: header for header in self._headers_in(old)}
@@ -147,7 +152,9 @@ class FinalTable(FencedTable):
             for header in changed:
                 self.require_version(headers.get(header.slice), header)
             actions += [self.removal(file, size) for file, size in old.items()]
-            actions.append(self.place(self._write_headers(day, headers | {header.slice: header for header in changed})))
+            headers |= {header.slice: header for header in changed}
+            with self.staged() as stage:
+                actions.append(self.place(self._write_headers(stage, day, headers)))
         for publication in publications:
             actions += [self.removal(file, size) for file, size in by_folder.get(publication.header.slice, {}).items()]
             actions += self._place_whole(publication)
@@ -177,9 +184,14 @@ class FinalTable(FencedTable):
                 "should be done again"
             )
 
-    def _write_headers(self, day: str, headers: Mapping[str, Header]) -> Path:
+    def tend(self) -> None:
+        """Now and then: delete files that no version needs any more to which a slice can be rolled back."""
+        if self.version % _VACUUM_EVERY_COMMITS == 0:
+            self.delete_what_no_reader_needs()
+
+    def _write_headers(self, stage: Path, day: str, headers: Mapping[str, Header]) -> Path:
         ordered = [headers[name] for name in sorted(headers)]
-        file = self.new_stage() / f"slice={HEADERS_SLICE}{day}" / "headers.parquet"
+        file = stage / f"slice={HEADERS_SLICE}{day}" / "headers.parquet"
         file.parent.mkdir(parents=True)
         columns: dict[str, Any] = {
             "version": pa.array([header.version for header in ordered], pa.int64()),

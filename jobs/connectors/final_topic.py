@@ -38,11 +38,16 @@ def messages(pipeline: Pipeline, header: Header, rows: pa.Table) -> Iterator[Mes
 
 def tombstones(pipeline: Pipeline, old: pa.Table, new: pa.Table) -> Iterator[Message]:
     """Of windows that the new version does not have any more: in a compacted topic they would stay."""
-    names = ["window_start", *pipeline.keys]
+    names = window_columns(pipeline)
     kept = {tuple(row.values()) for row in new.select(names).to_pylist()}
     for row in old.select(names).to_pylist():
         if tuple(row.values()) not in kept:
             yield _key(pipeline, row), None
+
+
+def window_columns(pipeline: Pipeline) -> list[str]:
+    """What says which window a message is about."""
+    return ["window_start", *pipeline.keys]
 
 
 def send(kafka: KafkaSettings, topic: str, wanted: Iterable[Message]) -> int:

@@ -1,7 +1,7 @@
 """`ledger/<pipeline>`: the history of each slice's states, append-only."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, value_of
 from jobs.connectors.final import TIME
-from jobs.connectors.states import Boundary, Entry, State
+from jobs.connectors.states import Boundary, Counted, Entry, State
 from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import Pipeline
 
@@ -36,6 +36,7 @@ SCHEMA = pa.schema(
         pa.field("rows", pa.int64()),
         pa.field("events", pa.int64()),
         pa.field("late", pa.int64()),
+        pa.field("checks", pa.string()),
         pa.field("checksum", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("docs", pa.string()),
@@ -70,24 +71,20 @@ class Ledger(FencedTable):
         except TableNotFoundError:
             return None
 
-    def seen_late(self, topic_id: str) -> dict[int, int]:
-        """How far this topic was landed when late events were counted last: those before are in the lines."""
-        seen_id, ends = self._seen_late()
-        return dict(ends) if seen_id == topic_id else {}
-
-    def _seen_late(self) -> tuple[str, Mapping[int, int]]:
+    def counted(self) -> Counted | None:
+        """How far late events were counted when it was written last; none before the first count."""
         for entry in self._table.history(20):
             said = json.loads(entry.get("userMetadata") or "{}")
-            if "seen_late" in said:
-                topic_id, ends = said["seen_late"]
-                return topic_id, {int(partition): end for partition, end in ends.items()}
-        return "", {}
+            if said.get("counted"):
+                return Counted.from_json(said["counted"])
+        return None
 
-    def newest(self, since_day: str = "") -> dict[str, Entry]:
-        """The newest line of each slice that begins on this day or later."""
-        files = [file for file in files_with_sizes(self._table) if value_of(file) >= since_day]
+    def newest(self, days: Collection[str] | None = None) -> dict[str, Entry]:
+        """The newest line of each slice, or of those that begin on one of these days."""
+        files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
         rows = dataset(self._table, self.path, files).to_table().sort_by([("commit", "ascending")])
-        return {row["slice"]: _entry(row) for row in rows.to_pylist()}
+        last = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}
+        return {row["slice"]: _entry(row) for row in rows.take(pa.array(last.values(), pa.int64())).to_pylist()}
 
     def history(self, slice_: str) -> list[Entry]:
         """All lines of a slice, in order."""
@@ -95,28 +92,31 @@ class Ledger(FencedTable):
         rows = dataset(self._table, self.path, files).to_table().sort_by([("commit", "ascending")]).to_pylist()
         return [_entry(row) for row in rows if row["slice"] == slice_]
 
-    def append(self, entries: Iterable[Entry], *, seen_late: tuple[str, Mapping[int, int]] | None = None) -> None:
+    def append(self, entries: Iterable[Entry], *, counted: Counted | None = None) -> None:
         """One commit; one line for each slice at most, so that its order is that of the commits.
 
-        ``seen_late``: the topic's id and how far it was landed, if late events were counted for these lines.
+        ``counted``: how far late events were counted for these lines, if they were.
         """
         by_day: dict[str, list[Entry]] = {}
         for entry in entries:
             by_day.setdefault(entry.slice[:8], []).append(entry)
         if not by_day:
             return
-        stage, actions = self.new_stage(), []
-        for day, lines in by_day.items():
-            folder = stage / f"day={day}"
-            folder.mkdir(parents=True)
-            rows = [self._row(line) for line in lines]
-            pq.write_table(pa.Table.from_pylist(rows, SCHEMA).drop_columns(["day"]), folder / "lines.parquet")
-            actions.append(self.place(folder / "lines.parquet"))
-        said = json.dumps({"seen_late": seen_late or self._seen_late()}, separators=(",", ":"))
+        with self.staged() as stage:
+            actions = [self.place(self._write(stage, day, lines)) for day, lines in by_day.items()]
+        counted = counted or self.counted()
+        said = json.dumps({"counted": counted.to_json() if counted else None}, separators=(",", ":"))
         self.transact(actions, said)
         if self.version % _MERGE_EVERY_COMMITS == 0:
             self.merge_small_files(said)
             self.delete_what_no_reader_needs()
+
+    def _write(self, stage: Path, day: str, lines: Iterable[Entry]) -> Path:
+        file = stage / f"day={day}" / "lines.parquet"
+        file.parent.mkdir(parents=True)
+        rows = [self._row(line) for line in lines]
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA).drop_columns(["day"]), file)
+        return file
 
     def _row(self, entry: Entry) -> dict[str, Any]:
         slice_ = slice_named(self._pipeline, entry.slice)

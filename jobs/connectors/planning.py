@@ -4,20 +4,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from kafka import KafkaAdminClient
 
 from jobs.connectors.control import Control, Lease
-from jobs.connectors.epochs import Receipt
+from jobs.connectors.epochs import Phase, Receipt
 from jobs.connectors.events import Count, Landed
 from jobs.connectors.final import FinalTable
 from jobs.connectors.kafka import require
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import Plan, RunFolder, Work, discard_old
 from jobs.connectors.states import (
+    MAX_SLICES,
+    Counted,
     Due,
     Entry,
     Header,
@@ -26,18 +28,26 @@ from jobs.connectors.states import (
     State,
     Survey,
     Topic,
+    begin,
+    over,
     survey,
+    tide_line,
     with_late,
 )
-from jobs.pipelines.slices import slice_at, slice_named
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.slices import Slice, slice_at, slice_named
+from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 from jobs.refusal import Refusal
 
-# A longer gap is healed by several runs.
-MAX_SLICES = 5000
 # One who publishes a large slice sends it to its topic under the lease.
 LEASE_PATIENCE_SECONDS = 300.0
 _POLL_SECONDS = 0.2
+_DAY_MS = 24 * HOUR_MS
+# What is older than the source's horizon is rejected, so nothing that is older yet can be touched.
+_MORE_HOURS = 24
+# A run has computed these slices up to some offsets, and has not published them.
+_COMPUTED_NOT_FINAL = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.BLOCKED)
+# Ingest lands what has arrived a few seconds later: to wait for it is sooner than the next run.
+INGEST_PATIENCE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +65,15 @@ class _Seen:
     known: Known
     landed: Landed | None
     ends: Mapping[int, int]
+    counted: Counted | None = None
 
 
 @contextmanager
 def writing(lake_root: Path, job: str) -> Iterator[Lease]:
     """The lease of a batch job for a short write: others who write wait their turn."""
     lease = _acquire(lake_root, job)
+    # Not one that starts for too long: to send a weekend's slices takes a while.
+    lease.show(phase=Phase.RUNNING)
     receipt = Receipt(time=time.time(), clean=False, cause="it failed while it wrote")
     try:
         yield lease
@@ -89,9 +102,34 @@ def look(
 ) -> Planned:
     """What a run would do now; nothing is written."""
     final, ledger = FinalTable.read(lake_root, pipeline), Ledger.read(lake_root, pipeline)
-    seen = _see(lake_root, client, pipeline, final.headers() if final else {}, ledger, clock)
+    seen = _see(lake_root, client, pipeline, final.headers() if final else {}, ledger, request, clock)
     surveyed = survey(pipeline, seen.known, request)
     return Planned(survey=surveyed, plan=_plan(pipeline, "", seen, surveyed))
+
+
+def await_ingest(
+    lake_root: Path,
+    client: KafkaAdminClient,
+    pipeline: Pipeline,
+    run: str,
+    request: Request | None = None,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """Take the boundaries that are to be taken now, and let ingest reach those that the next plan asks for.
+
+    These and no others: a slice that is over meanwhile is left to the next run, or there would always be one more.
+    """
+    waiting = look(lake_root, client, pipeline, request, clock).survey.waiting
+    if not waiting:
+        return
+    taken = make(lake_root, client, pipeline, run, Request(slices=(), reason="its time has come"), clock).survey.taken
+    boundaries = [taken.get(slice_, boundary) for slice_, boundary in waiting.items()]
+    topic, deadline = _topic(client, pipeline.source), time.monotonic() + INGEST_PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        ends = topic.landed(_ends(Landed.at(lake_root, pipeline.source), pipeline.source, topic))
+        if all(boundary.is_reached(ends) for boundary in boundaries):
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def make(
@@ -105,7 +143,7 @@ def make(
     """Plan a run: boundaries and states go into the ledger, the plan into the run's folder."""
     with writing(lake_root, pipeline.recompute_job) as lease:
         headers, ledger = FinalTable.open(lake_root, pipeline).headers(), Ledger.open(lake_root, pipeline)
-        seen = _see(lake_root, client, pipeline, headers, ledger, clock)
+        seen = _see(lake_root, client, pipeline, headers, ledger, request, clock)
         surveyed = survey(pipeline, seen.known, request)
         plan = _plan(pipeline, run, seen, surveyed)
         lease.check()
@@ -121,57 +159,104 @@ def _see(
     pipeline: Pipeline,
     headers: Mapping[str, Header],
     ledger: Ledger | None,
+    request: Request | None,
     clock: Callable[[], float],
 ) -> _Seen:
     # The clock first: what the topic holds once a slice's time is over is all that came in time, or more.
     now_ms, source = round(clock() * 1000), pipeline.source
-    found = require(client, [source.name])[source.name]
-    topic = Topic(topic_id=found.topic_id, earliest=found.earliest, ends=found.latest)
-    landed = Landed.at(lake_root, source)
-    ends = landed.ends(source.name, found.topic_id) if landed else {}
-    entries = ledger.newest() if ledger else {}
-    late = _count_late(pipeline, landed, ledger, topic, headers, entries) if landed and ledger else {}
+    topic, landed = _topic(client, source), Landed.at(lake_root, source)
+    ends = _ends(landed, source, topic)
     known = Known(
         now_ms=now_ms,
         first_ms=landed.first_ms() if landed else None,
         topic=topic,
         landed=topic.landed(ends),
         headers=headers,
-        entries=entries,
-        late=late,
+        entries={},
     )
-    return _Seen(known=known, landed=landed, ends=ends)
+    if ledger is None:
+        return _Seen(known=known, landed=landed, ends=ends)
+    known = _with_entries(pipeline, known, ledger, request)
+    # A topic of which nothing is landed yet has no late events: those that are landed are another's.
+    if landed is None or not ends:
+        return _Seen(known=known, landed=landed, ends=ends)
+    late, counted = _count_late(pipeline, landed, ledger.counted(), known, ends)
+    if missing := {name for name in late if name not in known.entries}:
+        known = replace(known, entries={**known.entries, **ledger.newest({name[:8] for name in missing})})
+    return _Seen(known=replace(known, late=late), landed=landed, ends=ends, counted=counted)
+
+
+def _with_entries(pipeline: Pipeline, known: Known, ledger: Ledger, request: Request | None) -> Known:
+    """What the ledger says of slices that may be due, which are those of the last days: it grows for ever."""
+    line = tide_line(over(pipeline, known), known.headers)
+    start_ms = (begin(pipeline, known) or 0) if line is None else line
+    since_ms = max(0, min(start_ms, known.now_ms - (pipeline.source.horizon_hours + _MORE_HOURS) * HOUR_MS))
+    recent, asked = Slice(since_ms, since_ms).name, {slice_.name for slice_ in request.slices} if request else set()
+    told = [n for n, h in known.headers.items() if n >= recent or n in asked or h.as_of_ms >= since_ms]
+    days = {Slice(at, at).name[:8] for at in range(since_ms - since_ms % _DAY_MS, known.now_ms + 1, _DAY_MS)}
+    entries = ledger.newest(days | {name[:8] for name in (*told, *asked)})
+    return replace(known, entries=entries, since_ms=since_ms, with_entries=told)
+
+
+def _topic(client: KafkaAdminClient, source: Source) -> Topic:
+    found = require(client, [source.name])[source.name]
+    return Topic(topic_id=found.topic_id, earliest=found.earliest, ends=found.latest)
+
+
+def _ends(landed: Landed | None, source: Source, topic: Topic) -> dict[int, int]:
+    return landed.ends(source.name, topic.topic_id) if landed else {}
 
 
 def _count_late(
-    pipeline: Pipeline,
-    landed: Landed,
-    ledger: Ledger,
-    topic: Topic,
-    headers: Mapping[str, Header],
-    entries: Mapping[str, Entry],
-) -> Counter[str]:
-    """Events that came since the last count, and touch a slice that was judged without them."""
-    blocked = {name: entry for name, entry in entries.items() if entry.state is State.BLOCKED}
-    judged: dict[str, Header | Entry] = {**blocked, **headers}
-    if not judged:
-        return Counter()
-    window, length = pipeline.window, pipeline.slice_seconds * 1000
-    before_ms = slice_named(pipeline, max(judged)).end_ms + window.reach_ms
+    pipeline: Pipeline, landed: Landed, last: Counted | None, known: Known, ends: Mapping[int, int]
+) -> tuple[Counter[str], Counted]:
+    """Events that came since the last count, and touch a slice that was computed without them; how far that is."""
+    topic_id = known.topic.topic_id
+    now = Counted(topic_id=topic_id, ends=ends, at_ms=known.now_ms)
+    if last and last.topic_id == topic_id:
+        now = replace(now, since_ms=last.since_ms)
+        rows = partial(landed.since, last.ends, last.since_ms)
+    elif last:
+        # Its topic was re-created: what was landed until now is counted by its arrival, and never again.
+        now = replace(now, since_ms=landed.newest_arrival_ms())
+        rows = partial(landed.since, {}, last.at_ms)
+    else:
+        rows = partial(landed.since, {}, 0)
+    unfinished = {name: entry for name, entry in known.entries.items() if entry.state in _COMPUTED_NOT_FINAL}
+    computed: dict[str, Header | Entry] = {**unfinished, **known.headers}
     late = Counter[str]()
-    for row in landed.since(ledger.seen_late(topic.topic_id), before_ms).to_pylist():
-        first = slice_at(pipeline, max(0, row["time"] - window.size_ms + window.slide_ms)).start_ms
-        names = (slice_at(pipeline, start).name for start in range(first, row["time"] + 1, length))
-        late.update(name for name in names if name in judged and _is_late(row, judged[name], topic))
-    return late
+    if not computed:
+        return late, now
+    for row in rows(slice_named(pipeline, max(computed)).end_ms + pipeline.window.reach_ms).to_pylist():
+        touched = (name for name in _touched(pipeline, row["time"]) if name in computed)
+        late.update(name for name in touched if _is_late(row, computed[name], known.topic))
+    return late, now
 
 
-def _is_late(row: Mapping[str, int], judged: Header | Entry, topic: Topic) -> bool:
-    """Whether an event was not yet landed when a slice was judged."""
-    at_ms = judged.as_of_ms if isinstance(judged, Header) else judged.at_ms
-    topic_id = judged.topic_id if isinstance(judged, Header) else judged.boundary and judged.boundary.topic_id
+def late_for(lake_root: Path, pipeline: Pipeline, header: Header, counted: Counted | None) -> int:
+    """The events of a final slice that were counted and are not in it, for one whose lines are another run's."""
+    landed = Landed.at(lake_root, pipeline.source)
+    if landed is None or counted is None or counted.topic_id != header.topic_id:
+        return 0
+    before_ms = slice_named(pipeline, header.slice).end_ms + pipeline.window.reach_ms
+    rows = landed.since(header.offsets, counted.since_ms, before_ms).to_pylist()
+    behind = (row for row in rows if row["offset"] < counted.ends.get(row["partition"], 0))
+    return sum(header.slice in _touched(pipeline, row["time"]) for row in behind)
+
+
+def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
+    """The slices of the windows into which an event of this time falls."""
+    window, length = pipeline.window, pipeline.slice_seconds * 1000
+    first = slice_at(pipeline, max(0, time_ms - window.size_ms + window.slide_ms)).start_ms
+    return [slice_at(pipeline, start).name for start in range(first, time_ms + 1, length)]
+
+
+def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: Topic) -> bool:
+    """Whether an event was not yet landed when a slice was computed."""
+    at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
+    topic_id = computed.topic_id if isinstance(computed, Header) else computed.boundary and computed.boundary.topic_id
     if topic_id == topic.topic_id:
-        return row["offset"] >= judged.offsets.get(row["partition"], 0)
+        return row["offset"] >= computed.offsets.get(row["partition"], 0)
     # Offsets of a topic that was re-created begin anew: only the time can tell.
     return row["arrival"] > at_ms
 
@@ -184,6 +269,7 @@ def _plan(pipeline: Pipeline, run: str, seen: _Seen, surveyed: Survey) -> Plan:
         run=run,
         as_of_ms=seen.known.now_ms,
         fingerprint=pipeline.fingerprint,
+        checks=pipeline.checks_fingerprint,
         topic_id=seen.known.topic.topic_id,
         offsets=seen.ends,
         events_version=landed.version if landed else 0,
@@ -220,23 +306,6 @@ def _tell(ledger: Ledger, seen: _Seen, surveyed: Survey, plan: Plan) -> None:
         for name, count in known.late.items()
         if name in known.entries and name not in planned
     ]
-    begun = [_entry(plan, work, State.REOPENED if work.version else State.CLOSED) for work in plan.work]
-    ledger.append([*begun, *late], seen_late=(plan.topic_id, seen.ends))
-    ledger.append(_entry(plan, work, State.RECOMPUTING) for work in plan.work)
-
-
-def _entry(plan: Plan, work: Work, state: State) -> Entry:
-    return Entry(
-        slice=work.slice,
-        state=state,
-        at_ms=plan.as_of_ms,
-        run=plan.run,
-        version=work.version + 1,
-        fingerprint=plan.fingerprint,
-        boundary=work.boundary,
-        offsets=plan.offsets,
-        events_version=plan.events_version,
-        events=work.events,
-        late=work.late,
-        reason=work.reason,
-    )
+    begun = [plan.entry(work, State.REOPENED if work.version else State.CLOSED, at_ms=now_ms) for work in plan.work]
+    ledger.append([*begun, *late], counted=seen.counted)
+    ledger.append(plan.entry(work, State.RECOMPUTING, at_ms=now_ms) for work in plan.work)

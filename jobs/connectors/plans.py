@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jobs.connectors.planning import MAX_SLICES, Planned
+from jobs.connectors.planning import Planned
+from jobs.connectors.states import MAX_SLICES
 from jobs.pipelines.slices import Slice, runs_of
 from jobs.times import iso
 

@@ -4,7 +4,6 @@ Whatever a run has left undone after its commit, the next one does: the headers 
 """
 
 import logging
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +15,12 @@ import pyarrow.parquet as pq
 
 from jobs.connectors.control import Lease
 from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError
-from jobs.connectors.final_topic import Message, messages, send, tombstones
+from jobs.connectors.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.ledger import Ledger
-from jobs.connectors.planning import writing
+from jobs.connectors.planning import late_for, writing
 from jobs.connectors.runs import Plan, RunFolder, Work
-from jobs.connectors.states import Entry, Header, State, reconciled
+from jobs.connectors.states import Entry, Header, State, is_of, reconciled
 from jobs.failpoints import FailPoint, reach
 from jobs.pipelines.slices import runs_of, slice_named
 from jobs.pipelines.spec import Pipeline
@@ -29,6 +28,11 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 
 log = logging.getLogger(__name__)
+
+# What is told is in the ledger, so one who takes over goes on behind it.
+_TOLD_AT_ONCE = 200
+# What such a slice misses, somebody wants it to miss.
+_ROLLED_BACK = "rolled back"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +70,22 @@ def publish(settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[
             name: _header(pipeline, plan, work, verdicts[name], (approved or {}).get(name))
             for name, work in chosen.items()
         }
-        refused = _commit(pipeline, final, lease, folder, headers)
+        refused = _commit(settings.lake_root, pipeline, final, lease, folder, headers)
         reach(FailPoint.PUBLISHED, 0)
-        done = [name for name in headers if name not in refused]
-        sent = _tell(settings, pipeline, final, ledger, lease, {*done, *(plan.untold if approved is None else ())})
+        told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
+        versions, sent = _tell(settings, pipeline, final, ledger, lease, told)
+        final.tend()
     reach(FailPoint.TOLD, 0)
-    stay = {name: _names(verdict) for name, verdict in verdicts.items() if not verdict["passed"]}
-    _close_incidents(settings.lake_root, pipeline, done)
+    stay = {
+        name: [failure["sentence"] for failure in verdict["failures"]]
+        for name, verdict in verdicts.items()
+        if not verdict["passed"]
+    }
+    _close_incidents(settings.lake_root, pipeline, versions)
     if approved is None and not stay:
-        folder.discard()
+        folder.end()
     return Published(
-        versions={name: headers[name].version for name in done},
+        versions=versions,
         blocked=stay if approved is None else {},
         refused=refused,
         messages=sent,
@@ -98,16 +107,18 @@ def roll_back(
             version=now.version + 1,
             as_of_ms=round(time.time() * 1000),
             run=run,
-            verdict=f"rolled back to version {version}",
+            verdict=f"{_ROLLED_BACK} to version {version}",
             reason=f"rolled back to version {version} by {by}: {reason}",
         )
-        stage = final.new_stage()
-        files = _stage_again(stage, header, rows)
-        lease.check()
-        final.publish([Publication(header=header, files=files)])
-        shutil.rmtree(stage, ignore_errors=True)
+        _keep_gone(settings.lake_root, pipeline, final, now, run)
+        with final.staged() as stage:
+            files = _stage_again(stage, header, rows)
+            lease.check()
+            final.publish([Publication(header=header, files=files)])
         reach(FailPoint.PUBLISHED, 0)
         _tell(settings, pipeline, final, ledger, lease, {slice_})
+    _close_incidents(settings.lake_root, pipeline, [slice_])
+    RunFolder.of(settings.lake_root, pipeline, run).end()
     return header
 
 
@@ -127,7 +138,12 @@ def earlier(
 
 
 def _commit(
-    pipeline: Pipeline, final: FinalTable, lease: Lease, folder: RunFolder, headers: Mapping[str, Header]
+    lake_root: Path,
+    pipeline: Pipeline,
+    final: FinalTable,
+    lease: Lease,
+    folder: RunFolder,
+    headers: Mapping[str, Header],
 ) -> dict[str, str]:
     """One commit per group of touching slices; why not, for those that another run has published meanwhile."""
     refused: dict[str, str] = {}
@@ -140,6 +156,8 @@ def _commit(
             try:
                 final.require_version(there.get(name), headers[name])
                 publications.append(Publication(header=headers[name], files=folder.files(name)))
+                if name in there:
+                    _keep_gone(lake_root, pipeline, final, there[name], headers[name].run)
             except PublishedMeanwhileError as error:
                 refused[name] = str(error)
         lease.check()
@@ -170,17 +188,39 @@ def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, An
     )
 
 
+def _keep_gone(lake_root: Path, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
+    """What a slice serves until now, and what its own run had replaced: that one may have died before it told."""
+    windows = [final.rows(now.slice, window_columns(pipeline))]
+    if (earlier_ones := RunFolder.of(lake_root, pipeline, now.run).gone(now.slice)) is not None:
+        windows.append(earlier_ones)
+    RunFolder.of(lake_root, pipeline, run).keep_gone(now.slice, pa.concat_tables(windows))
+
+
 def _tell(
     settings: Settings, pipeline: Pipeline, final: FinalTable, ledger: Ledger, lease: Lease, slices: Iterable[str]
-) -> int:
-    """The topic first, then the ledger: a slice that the ledger calls final needs nothing more."""
-    headers, entries = final.headers(), ledger.newest()
+) -> tuple[dict[str, int], int]:
+    """The topic first, then the ledger: a slice that the ledger calls final needs nothing more.
+
+    Returns:
+        the version of each slice, and how many messages were sent.
+    """
+    headers, sent = final.headers(), 0
     told = [headers[name] for name in sorted(slices)]
-    wanted = (message for header in told for message in _messages(settings.lake_root, pipeline, final, header))
-    sent = send(settings.kafka, pipeline.final_topic.name, wanted) if told else 0
-    lease.check()
-    ledger.append(_line(header, entries.get(header.slice)) for header in told)
-    return sent
+    for some in (told[at : at + _TOLD_AT_ONCE] for at in range(0, len(told), _TOLD_AT_ONCE)):
+        wanted = (message for header in some for message in _messages(settings.lake_root, pipeline, final, header))
+        lease.check()
+        sent += send(settings.kafka, pipeline.final_topic.name, wanted)
+        lease.check()
+        entries = ledger.newest({header.slice[:8] for header in some})
+        lines = (_line(header, entries.get(header.slice)) for header in some)
+        counted, lake_root = ledger.counted(), settings.lake_root
+        ledger.append(
+            line
+            if is_of(header, entries.get(header.slice)) or header.verdict.startswith(_ROLLED_BACK)
+            else replace(line, late=late_for(lake_root, pipeline, header, counted))
+            for line, header in zip(lines, some, strict=True)
+        )
+    return {header.slice: header.version for header in told}, sent
 
 
 def _line(header: Header, entry: Entry | None) -> Entry:
@@ -192,13 +232,9 @@ def _line(header: Header, entry: Entry | None) -> Entry:
 def _messages(lake_root: Path, pipeline: Pipeline, final: FinalTable, header: Header) -> Iterable[Message]:
     rows = final.rows(header.slice)
     yield from messages(pipeline, header, rows)
-    if header.version > 1:
-        try:
-            _, old = earlier(lake_root, pipeline, final, header.slice, header.version - 1)
-        except Refusal:
-            log.warning("version %d of slice %s is cleaned away", header.version - 1, header.slice)
-            return
-        yield from tombstones(pipeline, old, rows)
+    gone = RunFolder.of(lake_root, pipeline, header.run).gone(header.slice)
+    if gone is not None:
+        yield from tombstones(pipeline, gone, rows)
 
 
 def _stage_again(stage: Path, header: Header, rows: pa.Table) -> tuple[Path, ...]:
@@ -212,10 +248,6 @@ def _stage_again(stage: Path, header: Header, rows: pa.Table) -> tuple[Path, ...
     file.parent.mkdir(parents=True)
     pq.write_table(rows, file)
     return (file,)
-
-
-def _names(verdict: Mapping[str, Any]) -> list[str]:
-    return [f"{failure['expectation']} ({failure['observed']})" for failure in verdict["failures"]]
 
 
 def _close_incidents(lake_root: Path, pipeline: Pipeline, slices: Iterable[str]) -> None:

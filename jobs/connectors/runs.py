@@ -3,23 +3,30 @@
 It lies below the final table, so that publishing moves files within one file system.
 """
 
+import hashlib
 import json
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from jobs.connectors.states import Boundary
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.connectors.states import Boundary, Entry, State
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
 
 # What a human may still publish is kept as long as the source's topic is.
 KEPT_SECONDS = 7 * 24 * 3600
+_GONE = "gone"
+# Airflow tries a task again that died after its work was done, before it could say so.
+ENDED_KEPT_SECONDS = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,8 @@ class Plan:
     run: str
     as_of_ms: int
     fingerprint: str
+    # Of the checks, by which it is judged.
+    checks: str
     topic_id: str
     offsets: Mapping[int, int]
     events_version: int
@@ -55,9 +64,42 @@ class Plan:
         """Whether there is anything to compute: empty slices need no Spark."""
         return any(work.window_events for work in self.work)
 
+    def entry(
+        self,
+        work: Work,
+        state: State,
+        *,
+        at_ms: int,
+        late: int = 0,
+        reason: str | None = None,
+        docs: str | None = None,
+    ) -> Entry:
+        """A line of the ledger about one of its slices; ``late`` are events that came since the plan."""
+        return Entry(
+            slice=work.slice,
+            state=state,
+            at_ms=at_ms,
+            run=self.run,
+            version=work.version + 1,
+            fingerprint=self.fingerprint,
+            boundary=work.boundary,
+            offsets=self.offsets,
+            events_version=self.events_version,
+            events=work.events,
+            late=late,
+            checks=self.checks,
+            reason=work.reason if reason is None else reason,
+            docs=docs,
+        )
+
     def slices(self, pipeline: Pipeline) -> list[Slice]:
         """The slices, in order."""
         return [slice_named(pipeline, work.slice) for work in self.work]
+
+
+def name_of(run: str) -> str:
+    """A run's id as the name of a file or folder: no two ids have the same."""
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:150]}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +111,7 @@ class RunFolder:
     @classmethod
     def of(cls, lake_root: Path, pipeline: Pipeline, run: str) -> Self:
         """The folder of a run of a pipeline."""
-        return cls(_root(lake_root, pipeline) / re.sub(r"[^\w.-]", "-", run))
+        return cls(_root(lake_root, pipeline) / name_of(run))
 
     def new_stage(self) -> Path:
         """Where a try stages its rows, a folder per slice: one that was given up may still write into its own."""
@@ -81,9 +123,13 @@ class RunFolder:
         return self.path / str((self._read("staged") or {}).get("windows", "none"))
 
     def begin(self, plan: Plan) -> None:
-        """Write the plan; what an earlier try of the same run left is gone."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir(parents=True)
+        """Write the plan; what an earlier try of the same run left is gone, but what it has to say to the topic."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.iterdir():
+            if left.is_dir() and left.name != _GONE:
+                shutil.rmtree(left, ignore_errors=True)
+            elif left.is_file():
+                left.unlink()
         self._write("plan", asdict(plan))
 
     def plan(self) -> Plan:
@@ -116,9 +162,29 @@ class RunFolder:
         """The audit's verdicts; none before it."""
         return self._read("verdicts")
 
-    def discard(self) -> None:
-        """Remove it with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    def keep_gone(self, slice_: str, windows: pa.Table) -> None:
+        """Before a slice is replaced: the windows that it served until then, or had served and nobody has told."""
+        folder = self.path / _GONE
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / f".{slice_}.new"
+        pq.write_table(windows, new)
+        new.replace(folder / f"{slice_}.parquet")
+
+    def gone(self, slice_: str) -> pa.Table | None:
+        """What `keep_gone` has kept; none if it has kept nothing."""
+        file = self.path / _GONE / f"{slice_}.parquet"
+        return pq.read_table(file) if file.exists() else None
+
+    def end(self) -> None:
+        """Say that nothing is left to do; it stays for a while, for one who is not sure that it was done."""
+        self._write("ended", {})
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody needs it any more: it ended a while ago, or is so old that it was given up."""
+        ended = self.path / "ended.json"
+        age = time.time() - self.path.stat().st_mtime
+        return age > KEPT_SECONDS or (ended.exists() and time.time() - ended.stat().st_mtime > ENDED_KEPT_SECONDS)
 
     def _write(self, name: str, document: Mapping[str, Any]) -> None:
         new = self.path / f".{name}.new"
@@ -130,12 +196,11 @@ class RunFolder:
         return dict(json.loads(file.read_text())) if file.exists() else None
 
 
-def discard_old(lake_root: Path, pipeline: Pipeline, kept: Iterable[str] = ()) -> None:
+def discard_old(lake_root: Path, pipeline: Pipeline) -> None:
     """Remove the folders of runs that ended or died long ago."""
-    names = {RunFolder.of(lake_root, pipeline, run).path.name for run in kept}
     root = _root(lake_root, pipeline)
     for folder in root.iterdir() if root.is_dir() else ():
-        if folder.name not in names and time.time() - folder.stat().st_mtime > KEPT_SECONDS:
+        if RunFolder(folder).is_over:
             shutil.rmtree(folder, ignore_errors=True)
 
 

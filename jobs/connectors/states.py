@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
-from jobs.pipelines.slices import Slice, slice_named, slices_between
+from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between
 from jobs.pipelines.spec import Pipeline
 
 # The broker's clock stamps arrivals, this machine's clock says when a slice is over: they may differ by this much.
 CLOCK_SKEW_MS = 5_000
+# Of one run; a longer gap is healed by several.
+MAX_SLICES = 5000
 
 
 class State(StrEnum):
@@ -101,7 +103,9 @@ class Entry:
     events_version: int | None = None
     rows: int | None = None
     events: int | None = None
+    # Events that came since it was computed, and are not in it.
     late: int = 0
+    checks: str | None = None
     checksum: str | None = None
     reason: str = ""
     docs: str | None = None
@@ -118,6 +122,27 @@ class Topic:
     def landed(self, ends: Mapping[int, int]) -> dict[int, int]:
         """How far it is landed. A partition of which nothing ever was begins at its first record: so will ingest."""
         return {partition: ends.get(partition, first) for partition, first in self.earliest.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """How far late events were counted: those before these offsets, and those that arrived up to a moment."""
+
+    topic_id: str
+    ends: Mapping[int, int]
+    # Nothing older is of this topic, but of one that was there before: offsets say nothing of it.
+    since_ms: int = 0
+    at_ms: int = 0
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json` back."""
+        read = json.loads(text)
+        return cls(**{**read, "ends": {int(p): end for p, end in read["ends"].items()}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +194,10 @@ class Known:
     entries: Mapping[str, Entry]
     # Late events of final slices since the last plan.
     late: Mapping[str, int] = field(default_factory=dict)
+    # Slices before it are final, and nothing that can be landed touches them: only a request takes them.
+    since_ms: int = 0
+    # Final slices of which the entries were looked up; none: all of them.
+    with_entries: Collection[str] | None = None
 
 
 def closes_at(pipeline: Pipeline, slice_: Slice) -> int:
@@ -176,22 +205,28 @@ def closes_at(pipeline: Pipeline, slice_: Slice) -> int:
     return slice_.end_ms + pipeline.window.reach_ms + pipeline.allowed_lateness_seconds * 1000 + CLOCK_SKEW_MS
 
 
+def begin(pipeline: Pipeline, known: Known) -> int | None:
+    """Where the first slice begins of which there is anything; none if nothing ever was."""
+    starts = [slice_at(pipeline, known.first_ms).start_ms] if known.first_ms is not None else []
+    starts += [slice_named(pipeline, min(known.headers)).start_ms] if known.headers else []
+    return min(starts, default=None)
+
+
 def over(pipeline: Pipeline, known: Known) -> list[Slice]:
     """Every slice since the first event whose time has come."""
-    starts = [known.first_ms] if known.first_ms is not None else []
-    starts += [slice_named(pipeline, min(known.headers)).start_ms] if known.headers else []
-    if not starts:
-        return []
+    first = begin(pipeline, known)
     last = known.now_ms - closes_at(pipeline, Slice(0, 0))
-    return [s for s in slices_between(pipeline, min(starts), known.now_ms) if s.end_ms <= last]
+    return slices_between(pipeline, first, last - pipeline.slice_seconds * 1000 + 1) if first is not None else []
 
 
 def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> Survey:
     """What is closed, what is due, and what a run would do."""
     slices = over(pipeline, known)
     asked = set(request.slices) if request else set()
-    refused = {s: _not_over(pipeline, s, known.now_ms) for s in asked if closes_at(pipeline, s) > known.now_ms}
-    candidates = sorted({*slices, *(asked - set(refused))})
+    refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, known, slice_))}
+    recent = [slice_ for slice_ in slices if slice_.start_ms >= known.since_ms]
+    touched = {slice_named(pipeline, name) for name in known.late}
+    candidates = sorted({*recent, *touched, *(asked - set(refused))})
     taken: dict[Slice, Boundary] = {}
     waiting: dict[Slice, Boundary] = {}
     due: list[Due] = []
@@ -221,15 +256,16 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
         )
     if request:
         refused |= {s: f"ingest has yet to land {b.missing(known.landed)}" for s, b in waiting.items()}
+    looked_up = known.headers if known.with_entries is None else known.with_entries
     return Survey(
         tide_line_ms=tide_line(slices, known.headers),
         due=tuple(due),
         waiting=waiting,
         taken=taken,
         refused=refused,
-        blocked=tuple(s for s in slices if _state(known, s) is State.BLOCKED),
+        blocked=tuple(s for s in candidates if _state(known, s) is State.BLOCKED),
         outdated=tuple(s for s in slices if _is_outdated(pipeline, known, s)),
-        untold=tuple(name for name, header in known.headers.items() if _is_untold(header, known.entries.get(name))),
+        untold=tuple(name for name in looked_up if _is_untold(known.headers[name], known.entries.get(name))),
     )
 
 
@@ -241,6 +277,11 @@ def tide_line(slices: Sequence[Slice], headers: Collection[str]) -> int | None:
             break
         line = slice_.end_ms
     return line
+
+
+def is_of(header: Header, entry: Entry | None) -> bool:
+    """Whether a line is of the run that has published."""
+    return entry is not None and (entry.run, entry.version) == (header.run, header.version)
 
 
 def reconciled(header: Header, entry: Entry | None) -> Entry:
@@ -257,6 +298,8 @@ def reconciled(header: Header, entry: Entry | None) -> Entry:
         events_version=header.events_version,
         rows=header.rows,
         events=header.events,
+        late=entry.late if entry and is_of(header, entry) else 0,
+        checks=entry.checks if entry else None,
         checksum=header.checksum,
         reason=header.reason,
         docs=entry.docs if entry else None,
@@ -292,9 +335,9 @@ def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
 
 def _reason_to_try_again(pipeline: Pipeline, entry: Entry, late: int) -> str | None:
     """A blocked slice would be blocked again, unless something has changed."""
-    if entry.fingerprint != pipeline.fingerprint:
+    if (entry.fingerprint, entry.checks) != (pipeline.fingerprint, pipeline.checks_fingerprint):
         return "blocked, and its definition has changed"
-    return f"blocked, and {late:,} events came since" if late > entry.late else None
+    return f"blocked, and {late:,} events came since" if late else None
 
 
 def _boundary(known: Known, slice_: Slice) -> Boundary | None:
@@ -331,11 +374,13 @@ def _is_untold(header: Header, entry: Entry | None) -> bool:
     )
 
 
-def _not_over(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str:
-    return f"it is not over: late events are awaited for {(closes_at(pipeline, slice_) - now_ms) / 1000:.0f} s more"
-
-
-def _start_ms(pipeline: Pipeline, name: str) -> int:
-    from jobs.pipelines.slices import slice_named
-
-    return slice_named(pipeline, name).start_ms
+def _why_not(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
+    """Why a slice that is asked for can never be closed now; none if it can."""
+    wait_ms = closes_at(pipeline, slice_) - known.now_ms
+    if wait_ms > 0:
+        return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more"
+    first = begin(pipeline, known)
+    if first is None or slice_.start_ms < first:
+        # To publish it would make every slice from there on due.
+        return "no event was ever landed so early"
+    return None

@@ -23,11 +23,6 @@ class Slice:
         return (_EPOCH + timedelta(milliseconds=self.start_ms)).strftime(_FORMAT)
 
     @property
-    def day(self) -> str:
-        """The day on which it begins."""
-        return self.name[:8]
-
-    @property
     def start(self) -> datetime:
         """Its start as a time."""
         return _EPOCH + timedelta(milliseconds=self.start_ms)

@@ -484,6 +484,12 @@ class Pipeline:
         return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]
 
     @property
+    def checks_fingerprint(self) -> str:
+        """Twelve hex digits that change whenever a verdict could, though the results do not."""
+        meaning = [[[c.column, c.minimum, c.maximum, c.severity] for c in self.checks], self.counts]
+        return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]
+
+    @property
     def topic(self) -> Topic:
         """The output topic: compacted, so that the newest row of each window and key stays."""
         return Topic(

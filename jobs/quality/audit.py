@@ -62,6 +62,7 @@ def check_served(
     allowed_seconds: float,
     changed: Sequence[str],
     *,
+    repeated: int,
     run: str,
     docs: Path,
 ) -> tuple[Failure, ...]:
@@ -73,6 +74,7 @@ def check_served(
         freshness_seconds: how old the newest of them is; none where there is nothing that could be old.
         allowed_seconds: how old it may be.
         changed: the final slices whose checksum is no longer the published one.
+        repeated: how many windows are served more than once.
         run: its name, for the page.
         docs: the file of the page.
 
@@ -81,7 +83,7 @@ def check_served(
     """
     _refuse_columns(pipeline, windows)
     rows = rows_of(windows, pipeline)
-    facts = suite.facts_of_served(freshness_seconds, changed)
+    facts = suite.facts_of_served(freshness_seconds, changed, repeated)
     try:
         of_rows = validate(rows.frame, suite.of_windows(pipeline), name=f"{pipeline.name} windows")
         of_facts = validate(facts, suite.of_served(allowed_seconds), name=f"{pipeline.name} served")

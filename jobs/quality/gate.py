@@ -17,10 +17,11 @@ from jobs.connectors.final import FinalTable, columns_of
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import writing
-from jobs.connectors.runs import Plan, RunFolder, Work
-from jobs.connectors.states import Entry, Header, State
+from jobs.connectors.runs import Plan, RunFolder, Work, name_of
+from jobs.connectors.states import Header, State
 from jobs.failpoints import FailPoint, reach
 from jobs.pipelines.spec import Pipeline
+from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, audit
 from jobs.quality.verdict import Verdict
 from jobs.refusal import Refusal
@@ -51,31 +52,36 @@ def examine(
     plan, read = folder.plan(), folder.events_read()
     if read is None:
         raise Refusal(f"run {run!r} of {pipeline.name!r} has staged nothing: clear its recompute, or plan it anew")
-    with writing(lake_root, pipeline.recompute_job):
-        Ledger.open(lake_root, pipeline).append(_line(plan, work, State.AUDITING) for work in plan.work)
-    rows = {work.slice: _dataset(pipeline, folder, work.slice) for work in plan.work}
     docs = page_of(lake_root, pipeline, run)
+    said = str(docs.relative_to(lake_root))
+    with writing(lake_root, pipeline.recompute_job):
+        Ledger.open(lake_root, pipeline).append(
+            plan.entry(work, State.AUDITING, at_ms=round(time.time() * 1000), docs=said) for work in plan.work
+        )
+    rows = {work.slice: _dataset(pipeline, folder, work.slice) for work in plan.work}
+    page.discard_old(docs.parent)
     verdicts = _judge(lake_root, pipeline, plan, rows, read, docs, spark)
     folder.decide(
         {
             work.slice: {
                 "passed": verdicts[work.slice].passed,
-                "failures": [asdict(failure) for failure in verdicts[work.slice].failures],
+                "failures": [
+                    {**asdict(failure), "sentence": failure.sentence} for failure in verdicts[work.slice].failures
+                ],
                 "rows": rows[work.slice].count_rows(),
                 "checksum": checksum(pipeline, rows[work.slice]),
             }
             for work in plan.work
         }
     )
-    _block(lake_root, pipeline, plan, verdicts, docs, link)
+    _block(lake_root, pipeline, plan, verdicts, said, link)
     reach(FailPoint.AUDITED, 0)
     return verdicts
 
 
 def page_of(lake_root: Path, pipeline: Pipeline, run: str) -> Path:
     """The page about the audit of a run."""
-    name = RunFolder.of(lake_root, pipeline, run).path.name
-    return lake_root / "quality" / pipeline.name / f"{name}.html"
+    return lake_root / "quality" / pipeline.name / f"{name_of(run)}.html"
 
 
 def _judge(
@@ -143,15 +149,15 @@ def _usual_rows(headers: Sequence[Header]) -> float | None:
 
 
 def _block(
-    lake_root: Path, pipeline: Pipeline, plan: Plan, verdicts: Mapping[str, Verdict], docs: Path, link: str | None
+    lake_root: Path, pipeline: Pipeline, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None
 ) -> None:
     bad = [work for work in plan.work if not verdicts[work.slice].passed]
     if not bad:
         return
-    reasons = {work.slice: _words(verdicts[work.slice]) for work in bad}
+    reasons = {work.slice: verdicts[work.slice].sentence for work in bad}
     with writing(lake_root, pipeline.recompute_job):
         Ledger.open(lake_root, pipeline).append(
-            _line(plan, work, State.BLOCKED, reason=reasons[work.slice], docs=str(docs.relative_to(lake_root)))
+            plan.entry(work, State.BLOCKED, at_ms=round(time.time() * 1000), docs=docs, reason=reasons[work.slice])
             for work in bad
         )
     incidents = Incidents.of(lake_root)
@@ -161,25 +167,3 @@ def _block(
             f"Mend the data or the definition, then restate it, or publish it anyway with the DAG publish_blocked"
         )
         incidents.open(blocked(pipeline.name, work.slice), text, link=link)
-
-
-def _words(verdict: Verdict) -> str:
-    return "; ".join(f"{failure.expectation} ({failure.observed})" for failure in verdict.failures)
-
-
-def _line(plan: Plan, work: Work, state: State, reason: str = "", docs: str | None = None) -> Entry:
-    return Entry(
-        slice=work.slice,
-        state=state,
-        at_ms=round(time.time() * 1000),
-        run=plan.run,
-        version=work.version + 1,
-        fingerprint=plan.fingerprint,
-        boundary=work.boundary,
-        offsets=plan.offsets,
-        events_version=plan.events_version,
-        events=work.events,
-        late=work.late,
-        reason=reason or work.reason,
-        docs=docs,
-    )

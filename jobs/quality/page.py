@@ -4,8 +4,10 @@ One file without scripts or addresses, so that it can be read where there is no 
 however many there are.
 """
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from string import Template
@@ -17,6 +19,8 @@ from jobs.quality.verdict import Failure
 
 # A page is for reading: of more slices than this, the first.
 _SLICES_SHOWN = 200
+# As long as a person may still publish what was blocked.
+KEPT_SECONDS = 7 * 24 * 3600
 _STYLE = Path(__file__).with_name("page.css")
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -62,6 +66,14 @@ def write(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def discard_old(folder: Path) -> None:
+    """Remove pages that were written long ago."""
+    for page in list(folder.glob("*.html")):
+        with suppress(FileNotFoundError):
+            if time.time() - page.stat().st_mtime > KEPT_SECONDS:
+                page.unlink()
 
 
 def _failures(failures: Mapping[str, Sequence[Failure]]) -> str:

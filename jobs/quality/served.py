@@ -1,6 +1,5 @@
 """The check of what a pipeline serves: its live windows, how fresh they are, and final slices against their headers."""
 
-import re
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -11,11 +10,15 @@ import pyarrow.compute as pc
 from jobs.connectors.checksums import checksum
 from jobs.connectors.final import FinalTable, columns_of
 from jobs.connectors.incidents import Incidents, served
+from jobs.connectors.runs import name_of
 from jobs.connectors.states import Header
+from jobs.pipelines.relations import table_name
 from jobs.pipelines.slices import slice_at, slice_named
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
+from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, check_served
-from jobs.quality.verdict import Failure
+from jobs.quality.suite import SERVED
+from jobs.quality.verdict import Verdict
 from jobs.query import Lake
 from jobs.refusal import Refusal
 
@@ -25,31 +28,30 @@ ALLOWED_SECONDS = 180.0
 _LIVE = timedelta(hours=1)
 _CHECKED_ALWAYS_MS = 24 * 3600 * 1000
 _SAMPLE = 100
-_KEPT_SECONDS = 7 * 24 * 3600
 
 
-def check(lake_root: Path, pipeline: Pipeline, run: str, *, link: str | None = None) -> tuple[Failure, ...]:
-    """Judge what is served now; what is wrong is an incident, until a check finds nothing wrong."""
+def check(lake_root: Path, pipeline: Pipeline, run: str, *, link: str | None = None) -> Verdict:
+    """Judge what is served now; a critical failure is an incident until a check finds none."""
     now_ms, lake = round(time.time() * 1000), Lake(lake_root)
     final = FinalTable.read(lake_root, pipeline)
     changed = [header.slice for header in sample(final, pipeline, now_ms) if is_changed(final, pipeline, header)]
     docs = page_of(lake_root, pipeline, run)
     rows, fresh = live_windows(lake, pipeline), freshness_seconds(lake, pipeline)
-    failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, run=run, docs=docs)
-    _discard_old(docs.parent)
+    repeated = repeated_windows(lake, pipeline)
+    failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
+    verdict = Verdict(slice=SERVED, failures=tuple(failures))
+    page.discard_old(docs.parent)
     key, incidents = served(pipeline.name), Incidents.of(lake_root)
-    if failures:
-        words = "; ".join(f"{failure.expectation} ({failure.observed})" for failure in failures)
-        incidents.open(key, f"what {pipeline.name} serves fails its checks: {words}", link=link)
-    else:
+    if verdict.passed:
         incidents.close(key, f"what {pipeline.name} serves is as it should be")
-    return failures
+    else:
+        incidents.open(key, f"what {pipeline.name} serves fails its checks: {verdict.sentence}", link=link)
+    return verdict
 
 
 def page_of(lake_root: Path, pipeline: Pipeline, run: str) -> Path:
     """The page about a check."""
-    name = re.sub(r"[^\w.-]", "-", run)
-    return lake_root / "quality" / pipeline.check_job / f"{name}.html"
+    return lake_root / "quality" / pipeline.check_job / f"{name_of(run)}.html"
 
 
 def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:
@@ -69,11 +71,28 @@ def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:
     return rows.append_column("slice", pa.array([slice_at(pipeline, start).name for start in starts], pa.string()))
 
 
+def repeated_windows(lake: Lake, pipeline: Pipeline) -> int:
+    """How many of the newest windows and keys have more than one row, whether live or final."""
+    keys = ", ".join(f'"{name}"' for name in ("window_start", *pipeline.keys))
+    try:
+        rows = lake.query(
+            f"SELECT count(*) AS repeated FROM (SELECT 1 FROM {pipeline.name} "
+            f"WHERE window_start > now() - INTERVAL {int(_LIVE.total_seconds())} SECOND "
+            f"GROUP BY {keys} HAVING count(*) > 1)"
+        )
+    except Refusal:
+        return 0
+    return int(rows.column("repeated")[0].as_py())
+
+
 def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
-    """How far the newest live row is behind the newest event that was landed; none where one of the two is missing."""
+    """How far the newest micro-batch is behind the newest event that was landed; none where one of the two is missing.
+
+    Micro-batches, not windows: those of a stream that has died are final and no longer live a few minutes later.
+    """
     since = f"now() - INTERVAL {int(_LIVE.total_seconds())} SECOND"
     newest = f"SELECT max(arrival_time) FROM {pipeline.source.events_relation} WHERE event_time > {since}"
-    live = f"SELECT max(as_of) FROM {pipeline.name} WHERE finality = 'live' AND window_start > {since}"
+    live = f"SELECT max(as_of) FROM {table_name(pipeline.live_table)} WHERE slice = '{BATCHES_SLICE}'"
     try:
         found = lake.query(f"SELECT epoch(({newest}) - ({live})) AS behind").column("behind")[0].as_py()
     except Refusal:
@@ -83,7 +102,9 @@ def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
 
 def sample(final: FinalTable | None, pipeline: Pipeline, now_ms: int) -> list[Header]:
     """All slices of the last day, and of the older ones as many as turn by turn cover them all."""
-    headers = sorted(final.headers().values(), key=lambda header: header.slice) if final else []
+    known = final.headers().values() if final else ()
+    # Rows of another definition have other columns than those of now: their checksum can't be computed any more.
+    headers = [header for header in sorted(known, key=lambda h: h.slice) if header.fingerprint == pipeline.fingerprint]
     since = now_ms - _CHECKED_ALWAYS_MS
     older = [header for header in headers if slice_named(pipeline, header.slice).start_ms < since]
     turns = -(-len(older) // _SAMPLE)
@@ -97,9 +118,3 @@ def is_changed(final: FinalTable | None, pipeline: Pipeline, header: Header) -> 
         return False
     rows = final.rows(header.slice)
     return rows.num_rows != header.rows or checksum(pipeline, rows) != header.checksum
-
-
-def _discard_old(folder: Path) -> None:
-    for page in list(folder.glob("*.html")):
-        if time.time() - page.stat().st_mtime > _KEPT_SECONDS:
-            page.unlink(missing_ok=True)

@@ -94,6 +94,14 @@ def of_served(allowed_seconds: float) -> tuple[Rule, ...]:
             sentence="final slices are as they were published",
             observed="{changed_slices} changed: {names}",
         ),
+        _within(
+            "repeated_windows",
+            None,
+            0,
+            Severity.CRITICAL,
+            sentence="a window and key is served once, live or final",
+            observed="{repeated_windows} are served more than once",
+        ),
     )
 
 
@@ -109,7 +117,7 @@ def facts_of_slices(slices: pd.DataFrame, staged: Mapping[str, int]) -> pd.DataF
     return pd.DataFrame(facts, columns=["slice", "staged", *nothing, "fewest", "most"], dtype=object)
 
 
-def facts_of_served(freshness_seconds: float | None, changed: Sequence[str]) -> pd.DataFrame:
+def facts_of_served(freshness_seconds: float | None, changed: Sequence[str], repeated: int) -> pd.DataFrame:
     """The numbers of what is served: one row."""
     named = sorted(changed)
     more = f" and {len(named) - _NAMES_SHOWN} more" if len(named) > _NAMES_SHOWN else ""
@@ -117,6 +125,7 @@ def facts_of_served(freshness_seconds: float | None, changed: Sequence[str]) -> 
         "slice": SERVED,
         "freshness_seconds": freshness_seconds,
         "changed_slices": len(named),
+        "repeated_windows": repeated,
         "names": ", ".join(named[:_NAMES_SHOWN]) + more,
     }
     return pd.DataFrame([fact], dtype=object)

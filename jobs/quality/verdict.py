@@ -15,10 +15,15 @@ class Failure:
     severity: Severity
     observed: str
 
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return f"{self.expectation} ({self.observed})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What was found in one slice."""
+    """What was found in one slice, or in all that is served."""
 
     slice: str
     failures: tuple[Failure, ...]
@@ -27,3 +32,8 @@ class Verdict:
     def passed(self) -> bool:
         """Whether nothing critical failed: the slice may be published."""
         return all(failure.severity is not Severity.CRITICAL for failure in self.failures)
+
+    @property
+    def sentence(self) -> str:
+        """Everything that failed, for people."""
+        return "; ".join(failure.sentence for failure in self.failures)

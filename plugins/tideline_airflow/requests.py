@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jobs.connectors.states import Request
+from jobs.connectors.states import MAX_SLICES, Request
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
@@ -43,7 +43,8 @@ class Asked:
 
 def asked(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]) -> Asked:
     """What a run is to do. ``taken``: the slices that it took before it was cleared."""
-    if run.run_type == "manual":
+    if run.run_type not in ("scheduled", "backfill"):
+        # By a person, or by another DAG: both say what they want.
         return _by_hand(pipeline, run, params, taken)
     if run.clear_number:
         return Asked(request=_again(pipeline, run, taken))
@@ -74,10 +75,12 @@ def _between(pipeline: Pipeline, from_: str | None, to: str | None) -> tuple[Sli
         return ()
     if not from_ or not to:
         raise Refusal("an interval needs both ends: set from and to, or none of them")
-    slices = tuple(slices_between(pipeline, parse_time(from_), parse_time(to)))
-    if not slices:
+    from_ms, to_ms = parse_time(from_), parse_time(to)
+    if from_ms >= to_ms:
         raise Refusal(f"from {from_} to {to} is no interval: to must come after from")
-    return slices
+    if (count := (to_ms - from_ms) // (pipeline.slice_seconds * 1000)) > MAX_SLICES:
+        raise Refusal(f"from {from_} to {to} are {count:,} slices: a run takes {MAX_SLICES:,} at most, ask for a part")
+    return tuple(slices_between(pipeline, from_ms, to_ms))
 
 
 def _again(pipeline: Pipeline, run: Run, taken: Callable[[], Sequence[Slice]]) -> Request | None:

@@ -1,5 +1,7 @@
 """The final table on real files: one commit per publish, and a crash before, after and inside every file operation."""
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,12 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.connectors import fenced, final
+from jobs.connectors import fenced, final, publishing
 from jobs.connectors.checksums import checksum
 from jobs.connectors.fenced import FencedTable, OvertakenError
 from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError, columns_of
+from jobs.connectors.final_topic import tombstones
 from jobs.connectors.ledger import Ledger
-from jobs.connectors.states import Boundary, Entry, Header, State
+from jobs.connectors.runs import ENDED_KEPT_SECONDS, RunFolder, discard_old
+from jobs.connectors.states import Boundary, Counted, Entry, Header, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import Measure
@@ -257,7 +261,7 @@ def entry(version: int, state: State = State.FINAL) -> Entry:
 
 def test_the_ledger_that_dies_anywhere_has_the_line_or_not(tmp_path: Path) -> None:
     def tell(lake: Path) -> None:
-        Ledger.open(lake, SUM).append([entry(2)], seen_late=("t1", {0: 7}))
+        Ledger.open(lake, SUM).append([entry(2)], counted=Counted(topic_id="t1", ends={0: 7}))
 
     Ledger.open(tmp_path / "reference", SUM).append([entry(1)])
     operations = count_operations(tell, tmp_path / "reference")
@@ -270,7 +274,7 @@ def test_the_ledger_that_dies_anywhere_has_the_line_or_not(tmp_path: Path) -> No
             told = (operations[at], moment) == ("commit", "after")
             ledger = Ledger.open(lake, SUM)
             assert ledger.newest() == {FIRST.name: entry(2 if told else 1)}
-            assert ledger.seen_late("t1") == ({0: 7} if told else {})
+            assert ledger.counted() == (Counted(topic_id="t1", ends={0: 7}) if told else None)
             ledger.append([entry(3, State.REOPENED)])
             assert Ledger.open(lake, SUM).newest() == {FIRST.name: entry(3, State.REOPENED)}
 
@@ -281,10 +285,78 @@ def test_the_ledger_keeps_its_order_when_small_files_are_merged(tmp_path: Path, 
     monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 3)
     ledger = Ledger.open(tmp_path, SUM)
     for version in range(1, 9):
-        ledger.append([entry(version)], seen_late=("t1", {0: version}))
+        ledger.append([entry(version)], counted=Counted(topic_id="t1", ends={0: version}))
     read = Ledger.read(tmp_path, SUM)
     assert read is not None
     assert [line.version for line in read.history(FIRST.name)] == list(range(1, 9))
-    assert read.seen_late("t1") == {0: 8}
-    assert read.seen_late("another") == {}
+    assert read.counted() == Counted(topic_id="t1", ends={0: 8})
     assert len(fenced.files_with_sizes(read._table)) < 4
+
+
+# -- A definition that has changed, and what the topic is told --
+
+
+def test_rows_from_before_a_measure_was_added_can_be_read(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    more = replace(SUM, measures=(*SUM.measures, Measure(name="highest", sql="max(value)", type="DECIMAL(12,6)")))
+    table = FinalTable.open(tmp_path, more)
+    assert table.rows(FIRST.name).column("highest").to_pylist() == [None]
+    old = FinalTable.read(tmp_path, more, version=1)
+    assert old is not None
+    assert old.rows(FIRST.name).column("highest").to_pylist() == [None]
+
+
+def test_files_of_older_versions_go_when_nobody_can_roll_back_to_them(tmp_path: Path, monkeypatch: Any) -> None:
+    from jobs.connectors import final as module
+
+    monkeypatch.setattr(module, "_VACUUM_EVERY_COMMITS", 1)
+    monkeypatch.setitem(module._PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    for version in (1, 2, 3):
+        table = publish(tmp_path, version)
+    there = set(table.path.glob("slice=*/*.parquet"))
+    table.tend()
+    left = {str(file.relative_to(table.path)) for file in table.path.glob("slice=*/*.parquet")}
+    assert left == set(fenced.files_with_sizes(table._table))
+    assert len(left) < len(there)
+    assert seen(tmp_path) == both(3)
+
+
+def test_a_ledger_and_a_publish_leave_no_stage_behind(tmp_path: Path) -> None:
+    Ledger.open(tmp_path, SUM).append([entry(1)])
+    assert list((tmp_path / SUM.ledger_table / "_staging").iterdir()) == []
+    table = FinalTable.open(tmp_path, SUM)
+    with table.staged() as stage:
+        table.publish([staged(stage, FIRST, 1)])
+    assert list((tmp_path / SUM.final_table / "_staging").iterdir()) == []
+
+
+def test_windows_that_are_gone_are_told_also_if_two_runs_died_before_they_told(tmp_path: Path) -> None:
+    """Version 1 has a window that neither 2 nor 3 has, and nobody told of 2."""
+    publish(tmp_path, 1)
+    RunFolder.of(tmp_path, SUM, "run-2").keep_gone(FIRST.name, windows(FIRST, 5).select(["window_start", "key"]))
+    table = publish(tmp_path, 2)
+    publishing._keep_gone(tmp_path, SUM, table, table.headers()[FIRST.name], "run-3")
+    gone = RunFolder.of(tmp_path, SUM, "run-3").gone(FIRST.name)
+    assert gone is not None
+    told = dict(tombstones(SUM, gone, publish(tmp_path, 3).rows(FIRST.name)))
+    starts = ("2026-11-18T23:59:03.000Z", "2026-11-18T23:59:04.000Z")
+    assert told == {f'["{start}","k"]'.encode(): None for start in starts}
+
+
+def test_a_run_that_is_over_is_kept_for_a_while(tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder.keep_gone(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
+    folder.end()
+    discard_old(tmp_path, SUM)
+    assert folder.path.exists()
+    long_ago = time.time() - ENDED_KEPT_SECONDS - 1
+    os.utime(folder.path / "ended.json", (long_ago, long_ago))
+    discard_old(tmp_path, SUM)
+    assert not folder.path.exists()
+
+
+def test_no_two_runs_share_a_folder(tmp_path: Path) -> None:
+    ids = ["scheduled__2026-01-31T12:00:00+00:00", "scheduled__2026-01-31T12-00-00-00-00", ".", "..", "a/b", "a-b"]
+    folders = {RunFolder.of(tmp_path, SUM, run).path for run in ids}
+    assert len(folders) == len(ids)
+    assert {folder.parent for folder in folders} == {tmp_path / SUM.final_table / "_staging"}

@@ -24,6 +24,7 @@ from jobs.connectors.states import (
 )
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at, slices_between
+from jobs.pipelines.spec import Pipeline, Severity
 
 SUM = PIPELINES["rolling_sum"]
 SLIDING = PIPELINES["rolling_sum_sliding"]
@@ -56,7 +57,9 @@ def header(slice_: Slice = FIRST, **changes: Any) -> Header:
 def entry(slice_: Slice = FIRST, state: State = State.FINAL, **changes: Any) -> Entry:
     boundary = Boundary(topic_id="t1", ends={0: 10})
     made = Entry(slice=slice_.name, state=state, at_ms=START, run="r1", version=1, boundary=boundary, offsets={0: 10})
-    return replace(made, fingerprint=SUM.fingerprint, reason="closed", **changes)
+    return replace(
+        made, **{"fingerprint": SUM.fingerprint, "checks": SUM.checks_fingerprint, "reason": "closed", **changes}
+    )
 
 
 def known(after_ms: int = 0, **changes: Any) -> Known:
@@ -177,13 +180,42 @@ def test_more_late_events_than_the_rows_reopen_and_they_add_up() -> None:
 
 
 def test_a_blocked_slice_waits_for_something_new() -> None:
-    blocked = entry(state=State.BLOCKED, late=3)
+    blocked = entry(state=State.BLOCKED)
     assert due(survey(SUM, known(entries=seen(blocked)))) == {}
     assert survey(SUM, known(entries=seen(blocked))).blocked == (FIRST,)
-    more = survey(SUM, known(entries=seen(blocked), late={FIRST.name: 1}))
+    more = survey(SUM, known(entries=seen(replace(blocked, late=3)), late={FIRST.name: 1}))
     assert due(more) == {FIRST.name: "blocked, and 4 events came since"}
-    changed = survey(SUM, known(entries=seen(replace(blocked, fingerprint="another"))))
-    assert due(changed) == {FIRST.name: "blocked, and its definition has changed"}
+    counted_before = survey(SUM, known(entries=seen(replace(blocked, late=3))))
+    assert due(counted_before) == {FIRST.name: "blocked, and 3 events came since"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(SUM, watermark_delay_seconds=7),
+        replace(SUM, checks=()),
+        replace(SUM, checks=tuple(replace(check, severity=Severity.WARNING) for check in SUM.checks)),
+        replace(SUM, counts=None),
+    ],
+)
+def test_a_blocked_slice_is_tried_again_when_its_definition_changes(changed: Pipeline) -> None:
+    found = survey(changed, known(entries=seen(entry(state=State.BLOCKED))))
+    assert due(found) == {FIRST.name: "blocked, and its definition has changed"}
+
+
+def test_nothing_is_restated_before_anything_was_landed() -> None:
+    """It would make every slice from there on due."""
+    early = slice_at(SUM, START - 365 * 24 * 60 * MINUTE)
+    found = survey(SUM, known(), Request(slices=(early, FIRST), reason="a typing error"))
+    assert found.refused == {early: "no event was ever landed so early"}
+    assert [item.slice for item in found.due] == [FIRST]
+
+
+def test_slices_before_all_that_can_be_touched_are_left_alone() -> None:
+    later = known(10 * MINUTE, since_ms=START + 5 * MINUTE)
+    assert min(due(survey(SUM, later))) == slice_at(SUM, START + 5 * MINUTE).name
+    touched = survey(SUM, replace(later, headers={FIRST.name: header(events=1)}, late={FIRST.name: 5}))
+    assert due(touched)[FIRST.name] == "5 late events"
 
 
 def test_a_definition_that_changed_makes_outdated_and_nothing_due() -> None:

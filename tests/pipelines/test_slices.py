@@ -20,7 +20,7 @@ def test_a_moment_lies_in_one_slice_which_its_name_says(time_ms: int) -> None:
     found = slice_at(SUM, time_ms)
     assert found.start_ms <= time_ms < found.end_ms == found.start_ms + 60_000
     assert slice_named(SUM, found.name) == found
-    assert (found.start.timestamp() * 1000, found.day) == (found.start_ms, found.name[:8])
+    assert found.start.timestamp() * 1000 == found.start_ms
 
 
 @given(times, st.integers(0, 600_000))

@@ -270,9 +270,13 @@ def test_equals_a_plain_search(tmp_path: Path, rows: Rows, checks: list[Check]) 
             assert failure.severity is naive.severity(sentence, checks)
 
 
-def served(tmp_path: Path, rows: Rows, freshness: float | None = 1.5, changed: list[str] | None = None) -> Any:
+def served(
+    tmp_path: Path, rows: Rows, freshness: float | None = 1.5, changed: list[str] | None = None, repeated: int = 0
+) -> Any:
     docs = tmp_path / "check.html"
-    failures = check_served(PIPELINE, made.frame(rows), freshness, 90, changed or [], run="check", docs=docs)
+    failures = check_served(
+        PIPELINE, made.frame(rows), freshness, 90, changed or [], repeated=repeated, run="check", docs=docs
+    )
     assert docs.exists()
     return said(failures)
 
@@ -290,6 +294,9 @@ def test_what_is_served_may_be_old_or_changed_or_bad(tmp_path: Path) -> None:
     ]
     assert served(tmp_path, made.rows(), changed=[f"s{number}" for number in range(9)]) == [
         ("final slices are as they were published", "9 changed: s0, s1, s2, s3, s4 and 4 more")
+    ]
+    assert served(tmp_path, made.rows(), repeated=2) == [
+        ("a window and key is served once, live or final", "2 are served more than once")
     ]
     assert served(tmp_path, [*made.rows(), row(0, 9, events=-1), row(2, 9, events=-7)]) == [
         ("events is at least 1", "2 of 10 values, from -7 to -1")

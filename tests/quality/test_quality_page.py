@@ -78,7 +78,7 @@ def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> 
 
 def test_of_many_slices_it_shows_the_first(tmp_path: Path) -> None:
     failures = check_served(
-        PIPELINE, made.frame(made.rows()), 100.0, 90.0, [], run="check", docs=tmp_path / "check.html"
+        PIPELINE, made.frame(made.rows()), 100.0, 90.0, [], repeated=0, run="check", docs=tmp_path / "check.html"
     )
     text = page.of("Audit", "run", {f"slice {number}": failures for number in range(1000)}, {})
     assert "1000 judged: 1000 failed" in text

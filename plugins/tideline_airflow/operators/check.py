@@ -21,14 +21,12 @@ class CheckOperator(PipelineOperator):
     def execute(self, context: Context) -> None:
         """Fail with what is wrong."""
         from jobs.quality import served
-        from jobs.quality.verdict import Verdict
 
         run_id = context["dag_run"].run_id
         link = DataDocsLink.address(context["dag"].dag_id, run_id)
-        failures = served.check(self.settings().lake_root, self.definition, run_id, link=link)
-        words = "; ".join(f"{failure.expectation} ({failure.observed})" for failure in failures)
-        context["ti"].xcom_push(RUN_NOTE, (words or "All is as it should be.")[:RUN_NOTE_LENGTH])
-        if not Verdict(slice="served", failures=failures).passed:
-            raise ServedError(f"what {self.pipeline} serves fails its checks: {words}")
-        if words:
-            self.log.warning("Warnings: %s", words)
+        verdict = served.check(self.settings().lake_root, self.definition, run_id, link=link)
+        context["ti"].xcom_push(RUN_NOTE, (verdict.sentence or "All is as it should be.")[:RUN_NOTE_LENGTH])
+        if not verdict.passed:
+            raise ServedError(f"what {self.pipeline} serves fails its checks: {verdict.sentence}")
+        if verdict.failures:
+            self.log.warning("Warnings: %s", verdict.sentence)

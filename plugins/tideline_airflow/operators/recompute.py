@@ -1,6 +1,5 @@
 """The four tasks that make slices final: plan, recompute, audit, publish."""
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -19,17 +18,12 @@ from tideline_airflow.requests import Asked, asked
 from tideline_airflow.tables import as_text
 
 if TYPE_CHECKING:
-    from kafka import KafkaAdminClient
-
     from jobs.connectors.planning import Planned
     from jobs.connectors.publishing import Published
 
 PLAN = "plan"
 _LOG_WIDTH = 160
 _LINES_IN_LOG = 500
-# Ingest lands what has arrived a few seconds later: to wait for it here is sooner than the next run.
-_INGEST_SECONDS = 20.0
-_POLL_SECONDS = 0.5
 
 
 class BlockedError(AlreadyTold, AirflowFailException):
@@ -74,19 +68,8 @@ class PlanOperator(PipelineOperator):
                 request = Request(slices=outdated, reason=request.reason)
             if ask.dry_run:
                 return planning.look(settings.lake_root, client, pipeline, request)
-            self._wait_for_ingest(client, run_id, request)
+            planning.await_ingest(settings.lake_root, client, pipeline, run_id, request)
             return planning.make(settings.lake_root, client, pipeline, run_id, request)
-
-    def _wait_for_ingest(self, client: "KafkaAdminClient", run_id: str, request: Request | None) -> None:
-        """Take the boundaries that are to be taken now, then let ingest reach them."""
-        from jobs.connectors import planning
-
-        lake_root, pipeline, deadline = self.settings().lake_root, self.definition, time.monotonic() + _INGEST_SECONDS
-        if not planning.look(lake_root, client, pipeline, request).survey.waiting:
-            return
-        planning.make(lake_root, client, pipeline, run_id, Request(slices=(), reason="their time has come"))
-        while planning.look(lake_root, client, pipeline, request).survey.waiting and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
 
     def _taken(self, run_id: str) -> list[Slice]:
         """The slices of an earlier try of this run, as the ledger knows them."""
@@ -128,10 +111,7 @@ class AuditOperator(BatchJobOperator):
         except Refusal as refusal:
             raise AirflowFailException(str(refusal)) from refusal
         verdicts = RunFolder.of(lake_root, pipeline, run_id).verdicts() or {}
-        said = {
-            name: [f"{failure['expectation']} ({failure['observed']})" for failure in verdict["failures"]]
-            for name, verdict in verdicts.items()
-        }
+        said = {name: [failure["sentence"] for failure in verdict["failures"]] for name, verdict in verdicts.items()}
         for name, failures in said.items():
             if failures and verdicts[name]["passed"]:
                 self.log.warning("slice %s passes with warnings: %s", name, "; ".join(failures))

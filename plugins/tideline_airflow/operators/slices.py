@@ -22,7 +22,7 @@ def _blocked(operator: PipelineOperator, slice_: str) -> Entry:
 
     slice_named(operator.definition, slice_)
     ledger = Ledger.read(operator.settings().lake_root, operator.definition)
-    entry = ledger.newest(slice_[:8]).get(slice_) if ledger else None
+    entry = ledger.newest({slice_[:8]}).get(slice_) if ledger else None
     if entry is None or entry.state is not State.BLOCKED:
         state = entry.state if entry else "unknown"
         raise Refusal(

@@ -1,0 +1,111 @@
+"""What is served, checked on a lake that the product's own writers have made."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.connectors.final import live_schema
+from jobs.connectors.incidents import Incidents
+from jobs.connectors.incidents import served as key_of_served
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import slice_at
+from jobs.quality import served
+from jobs.query import Lake
+from tests.connectors import test_final as finals
+from tests.test_query import EVENTS, Table
+
+SUM = PIPELINES["rolling_sum"]
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def event(seconds_ago: float) -> dict[str, Any]:
+    at = NOW - timedelta(seconds=seconds_ago)
+    happened = {"event_time": at, "arrival_time": at, "hour": at.strftime("%Y-%m-%dT%H")}
+    return {"topic": "numbers", "partition": 0, "offset": 0, "key": "k", "id": 1, "value": Decimal(1), **happened}
+
+
+def live_row(seconds_ago: float, key: str = "k") -> dict[str, Any]:
+    start = NOW - timedelta(seconds=seconds_ago)
+    slice_ = slice_at(SUM, round(start.timestamp() * 1000)).name
+    values = {"key": key, "total": Decimal(1), "mean": Decimal(1), "events": 1}
+    window = {"window_start": start, "window_end": start + timedelta(seconds=1), "slice": slice_, "as_of": start}
+    return {**window, **values, "epoch": 1, "batch": 1, "fingerprint": SUM.fingerprint}
+
+
+def batch_row(seconds_ago: float) -> dict[str, Any]:
+    as_of = NOW - timedelta(seconds=seconds_ago)
+    return {"slice": "batches", "epoch": 1, "batch": 1, "as_of": as_of, "offsets": '{"0":[0,5]}', "watermark": as_of}
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Table:
+    return Table(tmp_path / SUM.live_table, live_schema(SUM), "slice")
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Table:
+    return Table(tmp_path / SUM.source.events_table, EVENTS, "hour")
+
+
+def failures(lake: Path) -> list[str]:
+    return [failure.sentence for failure in served.check(lake, SUM, "check").failures]
+
+
+def test_a_stream_that_died_is_stale_although_none_of_its_windows_is_live_any_more(
+    tmp_path: Path, live: Table, events: Table
+) -> None:
+    live.append(batch_row(900))
+    events.append(event(1000))
+    assert failures(tmp_path) == []
+    events.append(event(10))
+    (failure,) = failures(tmp_path)
+    assert failure == "windows are at most 180 s old (890 s)"
+    (incident,) = Incidents.of(tmp_path).still_open(key_of_served(SUM.name))
+    assert failure in incident.text
+    live.append(batch_row(5))
+    assert failures(tmp_path) == []
+    assert Incidents.of(tmp_path).still_open(key_of_served(SUM.name)) == []
+
+
+def test_a_pipeline_without_a_stream_is_not_stale(tmp_path: Path, events: Table) -> None:
+    events.append(event(10))
+    assert failures(tmp_path) == []
+
+
+def test_bad_live_rows_are_named(tmp_path: Path, live: Table) -> None:
+    live.append(live_row(30), {**live_row(30, key="other"), "events": 0}, batch_row(1))
+    assert failures(tmp_path) == ["events is at least 1 (1 of 2 values, from 0 to 0)"]
+
+
+def test_a_window_that_is_served_twice_is_counted(tmp_path: Path, live: Table) -> None:
+    """No reader of the relation could see one: it is broken here to be seen."""
+    live.append(live_row(30), live_row(30, key="other"), batch_row(1))
+    lake = Lake(tmp_path)
+    assert served.repeated_windows(lake, SUM) == 0
+    twice = lake._relations[SUM.name]
+    object.__setattr__(twice, "sql", twice.sql.replace("WHERE newest = 1", "") + f" UNION ALL {twice.sql}")
+    assert served.repeated_windows(lake, SUM) == 2
+
+
+def test_final_slices_that_are_not_what_was_published_are_named(tmp_path: Path) -> None:
+    final = finals.publish(tmp_path, 1)
+    header = final.headers()[finals.FIRST.name]
+    assert not served.is_changed(final, SUM, header)
+    for file in (final.path / f"slice={finals.FIRST.name}").glob("*.parquet"):
+        if pq.read_metadata(file).num_rows:
+            pq.write_table(finals.windows(finals.SECOND, 1), file)
+    assert served.is_changed(final, SUM, header)
+
+
+def test_old_slices_are_looked_at_in_turns_and_those_of_another_definition_not_at_all(tmp_path: Path) -> None:
+    final = finals.publish(tmp_path, 1)
+    day_ms = 24 * 3600 * 1000
+    names = {finals.FIRST.name, finals.SECOND.name}
+    for after_ms in (0, 2 * day_ms):
+        assert {header.slice for header in served.sample(final, SUM, finals.SECOND.end_ms + after_ms)} == names
+    assert served.sample(final, replace(SUM, watermark_delay_seconds=7), finals.SECOND.end_ms) == []
