@@ -24,7 +24,7 @@ from datetime import timedelta
 from airflow.sdk import DAG
 
 from jobs.pipelines import PIPELINES
-from tideline_airflow.defaults import ALERTS, BATCH_POOL, DEFAULT_ARGS, TAG, deadline
+from tideline_airflow.defaults import ACCOUNT_POOL, ALERTS, DEFAULT_ARGS, TAG, deadline
 from tideline_airflow.operators.batch import AccountOperator
 
 for pipeline in PIPELINES.values():
@@ -41,5 +41,4 @@ for pipeline in PIPELINES.values():
         deadline=deadline(60),
         **ALERTS,
     ):
-        # Recomputes may come each minute: without the right of way it would wait for ever behind them.
-        AccountOperator(task_id="account", pipeline=pipeline.name, pool=BATCH_POOL, priority_weight=10)
+        AccountOperator(task_id="account", pipeline=pipeline.name, pool=ACCOUNT_POOL)

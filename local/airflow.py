@@ -32,8 +32,7 @@ COMPONENTS = {
 }
 _MIGRATE_SECONDS = 300
 # Batch jobs beside the streams: more of them at a time would only wait for each other.
-_BATCH_POOL = "tideline_batch"
-_BATCH_SLOTS = max(1, (os.cpu_count() or 2) // 2)
+_POOLS = {"tideline_recompute": max(1, (os.cpu_count() or 2) // 2), "tideline_account": 1}
 # These say at INFO what they do with every request, file or function.
 _CHATTY = (
     "airflow.models.dag",
@@ -71,7 +70,7 @@ class Airflow:
         """Secrets, login and database, each made once; the database again when Airflow's version moved."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write_private(self._passwords_file, json.dumps({self.settings.airflow_user: self.password()}))
-        stamp, installed = self.folder / "migrated", f"{version('apache-airflow-core')}, {_BATCH_SLOTS} batch slots"
+        stamp, installed = self.folder / "migrated", f"{version('apache-airflow-core')}, pools {_POOLS}"
         if not stamp.exists() or stamp.read_text() != installed:
             self._migrate()
             stamp.write_text(installed)
@@ -108,7 +107,7 @@ class Airflow:
             "SPARK_LOCAL_IP": LOOPBACK,
             "JAVA_HOME": str(self.java.home),
             "GX_ANALYTICS_ENABLED": "false",
-            "TIDELINE_BATCH_POOL": _BATCH_POOL,
+            **{f"{pool.upper()}_POOL": pool for pool in _POOLS},
             "PYTHONUNBUFFERED": "1",
             # Airflow's own, at every start of every component; not ours to mend.
             "PYTHONWARNINGS": "ignore:GitWildMatchPattern:DeprecationWarning",
@@ -177,9 +176,9 @@ class Airflow:
     def _migrate(self) -> None:
         log = self.settings.home / "logs" / "db-migrate.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        pool = ("pools", "set", _BATCH_POOL, str(_BATCH_SLOTS), "Spark jobs of recompute and account")
+        pools = [("pools", "set", pool, str(slots), "Spark jobs of the batch") for pool, slots in _POOLS.items()]
         with log.open("w") as out:
-            for words in (("db", "migrate"), pool):
+            for words in (("db", "migrate"), *pools):
                 ran = subprocess.run(
                     _airflow(*words),
                     env=self.environment(),

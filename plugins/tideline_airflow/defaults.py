@@ -11,8 +11,10 @@ from tideline_airflow.notifiers.incident import Event, IncidentNotifier
 
 OWNER = "tideline"
 TAG = "tideline"
-# Where Spark jobs of the batch take their slots; the embedded platform has a pool as large as the machine.
-BATCH_POOL = os.environ.get("TIDELINE_BATCH_POOL") or "default_pool"
+# Where Spark jobs of the batch take their slots; the embedded platform has pools as large as the machine. An account
+# has its own: it holds up no publish, and publishes, which may come each minute, do not hold it up for ever.
+RECOMPUTE_POOL = os.environ.get("TIDELINE_RECOMPUTE_POOL") or "default_pool"
+ACCOUNT_POOL = os.environ.get("TIDELINE_ACCOUNT_POOL") or "default_pool"
 # A task that is tried again tells nothing: only its last failure counts.
 ON_FAILURE: dict[str, Any] = {"on_failure_callback": IncidentNotifier(Event.TASK_FAILED)}
 DEFAULT_ARGS: dict[str, Any] = {
