@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import psutil
 
-from jobs.connectors.airflow_api import FINAL_STATES, AirflowApi
+from jobs.connectors.airflow_api import AirflowApi
 from jobs.connectors.control import Control
 from jobs.connectors.events import Landed
 from jobs.connectors.final import FinalTable
@@ -39,13 +39,15 @@ from local.stack import Report, Stack
 
 # The tide line may be so much older at the end than at half time.
 ALLOWED_SECONDS = 60.0
+# From the start of the plan that finds slices closed to the end of their publish.
+FINAL_SECONDS = 60.0
 # A stream that makes no micro-batch for so long has been held up.
 STILL_SECONDS = 60.0
 _SAMPLE_SECONDS = 10.0
 # Memory is asked of every process page by page: that takes a core's time.
 _SAMPLES_PER_MEMORY = 6
 _START_SECONDS = 600.0
-_CONFLICT = re.compile(r"another (writer|run) has|CommitFailed|Concurrent\w*Exception|DELTA_CONCURRENT")
+_CONFLICT = re.compile(r"another (writer|run) has|in one commit|CommitFailed|Concurrent\w*Exception|DELTA_CONCURRENT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class Soaked:
     samples: tuple[Sample, ...]
     faults: Faults
     runs: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    # Pipeline -> the seconds from the start of a plan to the end of its publish.
+    finals: Mapping[str, Sequence[float]] = field(default_factory=dict)
     kept: Path | None = None
 
     def at(self, minute: float) -> Sample:
@@ -101,7 +105,12 @@ class Soaked:
         ]
         broken += [f"nothing of {name} became final" for name, count in end.final.items() if not count]
         broken += [f"{job} made no micro-batch for {still:.0f} s" for job, still in self.still().items()]
-        return [*broken, *self.faults.conflicts, *self.faults.failed_batches]
+        broken += [
+            f"slices of {name} take {median(took):.0f} s from plan to publish: more than {FINAL_SECONDS:g} s"
+            for name, took in self.finals.items()
+            if took and median(took) > FINAL_SECONDS
+        ]
+        return [*broken, *chain(*vars(self.faults).values())]
 
     def still(self) -> dict[str, float]:
         """Streams that stood still for too long, and for how long."""
@@ -222,7 +231,8 @@ def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Rep
         failed_runs=tuple(_failed_runs(api)),
         incidents=tuple(f"{i.key}: {i.text}" for i in Incidents.of(stack.settings.jobs.lake_root).all()),
     )
-    return Soaked(minutes=minutes, samples=tuple(samples), faults=faults, runs=_runs(api), kept=home)
+    finals = {pipeline.name: _finals(api, pipeline) for pipeline in PIPELINES.values()}
+    return Soaked(minutes=minutes, samples=tuple(samples), faults=faults, runs=_runs(api), finals=finals, kept=home)
 
 
 def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
@@ -296,7 +306,20 @@ def _runs(api: AirflowApi) -> dict[str, list[float]]:
     found = {}
     for pipeline in PIPELINES.values():
         for dag in (pipeline.recompute_job, pipeline.account_job):
-            ended = [run for run in api.runs(dag) if run["state"] in FINAL_STATES and run["start_date"]]
-            spans = ((datetime.fromisoformat(run[at]) for at in ("start_date", "end_date")) for run in ended)
-            found[dag] = [(end - start).total_seconds() for start, end in spans]
+            ended = [run for run in api.runs(dag) if run["state"] == "success" and run["start_date"]]
+            found[dag] = [_seconds(run["start_date"], run["end_date"]) for run in ended]
     return found
+
+
+def _finals(api: AirflowApi, pipeline: Pipeline) -> list[float]:
+    """Of the newest runs that published something."""
+    found = []
+    for run in api.runs(pipeline.recompute_job):
+        tasks = {task["task_id"]: task for task in api.task_instances(pipeline.recompute_job, run["dag_run_id"])}
+        if tasks["publish"]["state"] == "success":
+            found.append(_seconds(tasks["plan"]["start_date"], tasks["publish"]["end_date"]))
+    return found
+
+
+def _seconds(start: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()

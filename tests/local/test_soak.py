@@ -33,8 +33,14 @@ def sample(minute: float, age: float, batch: int | None = None, final: int = 1) 
     )
 
 
-def soaked(*samples: Sample, faults: Faults | None = None) -> Soaked:
-    return Soaked(minutes=2, samples=samples, faults=faults or Faults(), runs={"recompute_rolling_sum": [20.0, 30.0]})
+def soaked(*samples: Sample, faults: Faults | None = None, finals: tuple[float, ...] = (30.0, 59.0, 80.0)) -> Soaked:
+    return Soaked(
+        minutes=2,
+        samples=samples,
+        faults=faults or Faults(),
+        runs={"recompute_rolling_sum": [20.0, 30.0]},
+        finals={"rolling_sum": finals},
+    )
 
 
 @pytest.mark.parametrize(("end", "is_met"), [(160.0, True), (161.0, False)])
@@ -53,14 +59,21 @@ def test_a_stream_that_stands_still_is_held_up():
     assert soaked(*still).unmet() == ["rolling_sum made no micro-batch for 90 s"]
 
 
-@pytest.mark.parametrize("kind", ["conflicts", "failed_batches"])
-def test_a_conflict_or_a_failed_micro_batch_is_none_too_many(kind):
+@pytest.mark.parametrize("kind", ["conflicts", "failed_batches", "failed_runs", "incidents"])
+def test_a_fault_is_none_too_many(kind):
     found = soaked(sample(1, 100), sample(2, 100), faults=Faults(**{kind: ("rolling_sum: it was overtaken",)}))
     assert found.unmet() == ["rolling_sum: it was overtaken"]
 
 
 def test_nothing_final_is_not_keeping_up():
     assert soaked(sample(1, 100, final=0), sample(2, 100, final=0)).unmet() == ["nothing of rolling_sum became final"]
+
+
+def test_slices_that_take_too_long_to_publish_are_told():
+    assert soaked(sample(1, 100), sample(2, 100), finals=(60.0, 60.0, 90.0)).unmet() == []
+    assert soaked(sample(1, 100), sample(2, 100), finals=(30.0, 61.0, 90.0)).unmet() == [
+        "slices of rolling_sum take 61 s from plan to publish: more than 60 s"
+    ]
 
 
 def test_failed_runs_and_incidents_are_told():
@@ -74,7 +87,7 @@ def test_failed_runs_and_incidents_are_told():
 
 def test_the_tables_show_every_minute():
     lines, runs, minutes = soak_report.tables(soaked(sample(0.5, 80), sample(1, 90), sample(2, 100)))
-    assert (lines.row_count, runs.row_count, minutes.row_count) == (1, 1, 2)
+    assert (lines.row_count, runs.row_count, minutes.row_count) == (1, 2, 2)
 
 
 def test_lines_about_other_writers_are_found(tmp_path: Path):
