@@ -26,6 +26,9 @@ _PARSED_SECONDS = 120
 _TOPICS_SECONDS = 180
 _WINDOWS_SECONDS = 900
 _FINAL_SECONDS = 900
+# The slice in which the traffic began, not one of which there are only late events.
+_FINAL_EVENTS = 500
+_RECENT = timedelta(minutes=10)
 # A window of a minute that fills right now began up to a minute ago, and its stream may be a little behind.
 _FRESH = timedelta(minutes=3)
 
@@ -123,7 +126,7 @@ def _wait_for_final(api: AirflowApi, lake: Lake, tell: Report) -> None:
     began = datetime.now(UTC)
     deadline = time.monotonic() + _FINAL_SECONDS
     dag_id = PIPELINES[FINAL].recompute_job
-    while not _states(lake, began - _FRESH).get("final"):
+    while not _newest_final(lake, began):
         states = ", ".join(f"{count} {state}" for state, count in _states(lake, began - _FRESH).items())
         tell(f"a slice is over a minute after its end; {states or 'none is over yet'}")
         _refuse_failed_streams(api, began)
@@ -132,6 +135,16 @@ def _wait_for_final(api: AirflowApi, lake: Lake, tell: Report) -> None:
             said = _last_words(api, dag_id, runs[0]["dag_run_id"]) if runs else "it has no run"
             raise Refusal(f"no slice is final after {_FINAL_SECONDS} s; {dag_id} says:\n{said}")
         time.sleep(1)
+
+
+def _newest_final(lake: Lake, began: datetime) -> str | None:
+    """The newest final slice that holds traffic of the last minutes."""
+    sql = f"""SELECT max(slice) AS slice FROM slices_{FINAL} WHERE state = 'final' AND events >= {_FINAL_EVENTS}
+        AND slice_end > TIMESTAMPTZ '{(began - _RECENT).isoformat()}'"""
+    with suppress(Refusal):
+        (row,) = lake.query(sql).to_pylist()
+        return str(row["slice"]) if row["slice"] else None
+    return None
 
 
 def _states(lake: Lake, since: datetime) -> dict[str, int]:
@@ -150,7 +163,7 @@ def _account(api: AirflowApi, lake: Lake, tell: Report) -> None:
     api.unpause(dag_id)
     if already_on:
         api.trigger(dag_id)
-    newest = lake.query(f"SELECT max(slice) AS slice FROM slices_{FINAL} WHERE state = 'final'").to_pylist()[0]["slice"]
+    newest = _newest_final(lake, datetime.now(UTC))
     done = f"SELECT 1 FROM balance_{FINAL} WHERE kind = 'slice' AND slice >= '{newest}'"
     while not lake.query(done).num_rows:
         runs = api.runs(dag_id)

@@ -21,6 +21,7 @@ from local.stack import Stack
 _RECORDS = 20
 _READING = 999_999_999_999
 _SECONDS = 900
+_TOLD_SECONDS = 20
 
 
 def run(stack: Stack, console: Console) -> None:
@@ -65,11 +66,21 @@ def _wait(stack: Stack, lake: Lake, slice_: Slice, tell: Any) -> Incident:
     raise Refusal(f"slice {slice_.name} was not blocked within {_SECONDS} s: look at {PIPELINES[FINAL].recompute_job}")
 
 
+def _is_told(stack: Stack, incident: Incident) -> bool:
+    """The message leaves when the task that found it has ended."""
+    deadline = time.monotonic() + _TOLD_SECONDS
+    while time.monotonic() < deadline:
+        if any(now.told_opened for now in Incidents.of(stack.settings.jobs.lake_root).still_open(incident.key)):
+            return True
+        time.sleep(1)
+    return False
+
+
 def _show(stack: Stack, console: Console, lake: Lake, slice_: Slice, incident: Incident) -> None:
     sql = f"SELECT docs FROM ledger_{FINAL} WHERE slice = '{slice_.name}' AND state = 'blocked'"
     docs = lake.query(sql).to_pylist()[0]["docs"]
     anyway = f"{stack.settings.airflow_url}/dags/publish_blocked"
-    told = "told" if incident.told_opened else "kept; no channel is set up (docs/alerts.md)"
+    told = "told" if _is_told(stack, incident) else "kept; no channel is set up, or none answers (docs/alerts.md)"
     for name, value in (
         ("Alert", f'{incident.key}, {told}: tideline query "select * from incidents"'),
         ("Data Docs", incident.link or ""),
