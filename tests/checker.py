@@ -15,6 +15,7 @@ from tests.oracle import Record, State
 
 BATCHES = "batches"
 WATERMARK_DELAY_MS = 5_000
+_SLICE = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass
@@ -250,9 +251,15 @@ def _ms(moment: datetime) -> int:
     return round(aware.timestamp() * 1000)
 
 
-def final_defects(lake: Path, pipeline: str, records: list[Record]) -> list[str]:
-    """Every final slice holds exactly what the oracle makes of the events within its header's offsets."""
-    rows = read_table(lake / "final" / pipeline).rows
+def final_defects(lake: Path, pipeline: str, records: list[Record], blocked: Collection[str] = ()) -> list[str]:
+    """What is wrong with the final slices of a lake."""
+    return final_rows_defects(pipeline, read_table(lake / "final" / pipeline).rows, records, blocked)
+
+
+def final_rows_defects(
+    pipeline: str, rows: list[dict[str, Any]], records: list[Record], blocked: Collection[str] = ()
+) -> list[str]:
+    """Every final slice holds what the oracle makes of the events within its header's offsets, and none is left out."""
     headers = {row["final_slice"]: json.loads(row["header"]) for row in rows if row.get("final_slice")}
     windows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -262,13 +269,31 @@ def final_defects(lake: Path, pipeline: str, records: list[Record]) -> list[str]
     events = [event for record in records if (event := oracle.accept(oracle.SOURCE_OF[pipeline], record))]
     for name, header in headers.items():
         defects += _slice_defects(pipeline, name, header, windows[name], events)
-    return defects
+    return defects + _gaps(headers, events, blocked)
+
+
+def _gaps(headers: dict[str, dict[str, Any]], events: list[oracle.Event], blocked: Collection[str]) -> list[str]:
+    """I6: from the first event to the last final slice each slice is final, or blocked."""
+    if not headers:
+        return ["nothing is final"] if events else []
+    length = next(iter(headers.values()))["slice_seconds"] * 1000
+    first = min(min((event.event_ms for event in events), default=_start(min(headers))), _start(min(headers)))
+    due = {_name(start) for start in range(first - first % length, _start(max(headers)), length)}
+    return [f"left out: slice {name}" for name in sorted(due - set(headers) - set(blocked))]
+
+
+def _start(name: str) -> int:
+    return round(datetime.strptime(name, _SLICE).replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def _name(start_ms: int) -> str:
+    return datetime.fromtimestamp(start_ms / 1000, UTC).strftime(_SLICE)
 
 
 def _slice_defects(
     pipeline: str, name: str, header: dict[str, Any], rows: list[dict[str, Any]], events: list[oracle.Event]
 ) -> list[str]:
-    start = round(datetime.strptime(name, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
+    start = _start(name)
     end = start + header["slice_seconds"] * 1000
     ends = {int(partition): offset for partition, offset in header["offsets"].items()}
     counted = [event for event in events if event.record.offset < ends.get(event.record.partition, 0)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import checker
-from tests.oracle import Record, aggregate, windows_of
+from tests.oracle import Record, accept, aggregate, windows_of
 
 T0 = 1_790_000_000_000
 Rows = list[dict[str, Any]]
@@ -252,3 +252,81 @@ def test_live_rows(plant: Callable[[Rows], object]) -> None:
     rows = live_rows()
     plant(rows)
     assert checker.rows_defects("rolling_sum", rows, records())
+
+
+def final_rows() -> Rows:
+    """Two slices of a second of what is accepted, as recompute has them, after an empty one."""
+    slices = [checker._name(T0 + second * 1000) for second in range(-1, 4)]
+    windows = aggregate("rolling_sum", windows_of_events())
+    rows: Rows = []
+    for name in slices:
+        start = checker._start(name)
+        of_slice = {at_: row for at_, row in windows.items() if start <= at_[0] < start + 1000}
+        rows += [
+            {"window_start": at(window), "key": key, **row, "version": 1, "slice": name}
+            for (window, key), row in of_slice.items()
+        ]
+        inside = sum(start <= event.event_ms < start + 1000 for event in windows_of_events())
+        said = {
+            "slice_seconds": 1,
+            "offsets": {"0": 20, "1": 20},
+            "version": 1,
+            "rows": len(of_slice),
+            "events": inside,
+        }
+        rows.append({"final_slice": name, "header": json.dumps(said), "slice": f"headers-{name[:8]}"})
+    return rows
+
+
+def windows_of_events() -> list[Any]:
+    return [event for record in records() if (event := accept("numbers", record))]
+
+
+def change_header(of: Rows, at_: int, **changes: Any) -> None:
+    headers = [row for row in of if row.get("final_slice")]
+    headers[at_]["header"] = json.dumps({**json.loads(headers[at_]["header"]), **changes})
+
+
+def test_sound_final_rows_have_no_defect() -> None:
+    rows = final_rows()
+    assert sum("window_start" in row for row in rows) > 8
+    assert checker.final_rows_defects("rolling_sum", rows, records()) == []
+
+
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        (lambda rows: rows.pop(1), "missing: slice"),
+        (lambda rows: rows.append(dict(rows[1])), "double: 1 windows"),
+        (lambda rows: rows[1].update(key="other"), "invented: slice"),
+        (lambda rows: rows[1].update(total=rows[1]["total"] + 1), "wrong: slice"),
+        (lambda rows: rows[1].update(version=2), "mixed: slice"),
+        (lambda rows: change_header(rows, 2, version=2), "mixed: slice"),
+        (lambda rows: change_header(rows, 2, rows=99), "says 99 rows"),
+        (lambda rows: change_header(rows, 2, events=99), "says 99 events"),
+        # An event that is landed later than the header says is not to be in it.
+        (lambda rows: change_header(rows, 2, offsets={"0": 3, "1": 3}), "slice"),
+        (lambda rows: rows.remove(next(row for row in rows[3:] if row.get("final_slice"))), "rows without a header"),
+        (lambda rows: rows.__setitem__(slice(None), [r for r in rows if "3" not in named_slice(r)]), "left out: slice"),
+        (lambda rows: rows.clear(), "nothing is final"),
+    ],
+)
+def test_final_rows(plant: Callable[[Rows], object], named: str) -> None:
+    rows = final_rows()
+    plant(rows)
+    defects = checker.final_rows_defects("rolling_sum", rows, records())
+    assert any(named in defect for defect in defects), defects
+
+
+def named_slice(row: dict[str, Any]) -> str:
+    """The last digit of its slice, counted from the first."""
+    name = str(row.get("final_slice") or row["slice"])
+    return str((checker._start(name) - T0) // 1000 + 1) if "window_start" in row or row.get("final_slice") else ""
+
+
+def test_a_blocked_slice_may_be_left_out() -> None:
+    rows = final_rows()
+    gone = checker._name(T0 + 1000)
+    left = [row for row in rows if gone not in (row["slice"], row.get("final_slice"))]
+    assert checker.final_rows_defects("rolling_sum", left, records()) == [f"left out: slice {gone}"]
+    assert checker.final_rows_defects("rolling_sum", left, records(), blocked={gone}) == []

@@ -17,6 +17,7 @@ from jobs.connectors.ledger import Ledger
 from jobs.connectors.states import Header
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
+from jobs.query import Lake
 from jobs.settings import KafkaSettings, Settings
 from tests import checker, oracle
 from tests.conftest import renew_topics
@@ -146,6 +147,20 @@ def test_a_blocked_slice_makes_the_audit_red_and_the_others_are_published(world:
     assert incident.key == blocked(SUM.name, bad.name)
     assert incident.link is not None
     assert f"/tideline/quality/{DAG}/" in incident.link
+
+
+def test_every_final_slice_is_accounted_for_once(world: World) -> None:
+    done = world.run(SUM.account_job)
+    assert done["state"] == "success", done["log"][-5000:]
+    lake = Lake(world.settings.lake_root)
+    sql = f"SELECT slice, version, unexplained FROM balance_{SUM.name} WHERE kind = 'slice'"
+    accounts = lake.query(sql).to_pylist()
+    assert sorted((row["slice"], row["version"]) for row in accounts) == sorted(
+        (name, header.version) for name, header in world.headers().items()
+    )
+    assert {row["unexplained"] for row in accounts} == {0}
+    assert world.run(SUM.account_job)["state"] == "success"
+    assert lake.query(sql).num_rows == len(accounts)
 
 
 def test_a_roll_back_shows_first_and_then_serves_the_earlier_version(world: World) -> None:
