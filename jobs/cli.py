@@ -555,7 +555,7 @@ def query(
     sql: Annotated[str, typer.Argument(help='One SELECT, e.g. "select * from rolling_sum limit 5".')],
     output: Annotated[QueryOutput, typer.Option("--format", help="How to print the answer.")] = QueryOutput.TABLE,
 ) -> None:
-    """Ask the lake: a relation per pipeline, and events_SOURCE and quarantine_SOURCE for each source."""
+    """Ask the lake: PIPELINE, slices_, ledger_, drift_, balance_PIPELINE, events_, quarantine_SOURCE, incidents."""
     from rich.table import Table
 
     from jobs import query as lake

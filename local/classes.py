@@ -1,4 +1,4 @@
-"""Spark's classes as Java's class data sharing keeps them: read from one file, instead of 30 jars at each start.
+"""Spark's classes as Java's class data sharing keeps them: read from one file, instead of 300 jars at each start.
 
 A start of Spark loads 20,000 classes, which is half of its processor time, and every driver pays it. The file is only
 ever an offer: a Java or a Spark of another kind does without, and says nothing.

@@ -88,8 +88,9 @@ class FinalModel:
         self.world = world
         self.seen = len(world.history) - 1 if version is None else version
 
-    def headers(self) -> dict[str, Header]:
-        return {name: header for name, (header, _) in self.world.history[self.seen].items()}
+    def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
+        found = self.world.history[self.seen].items()
+        return {name: header for name, (header, _) in found if days is None or name[:8] in days}
 
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
         found = window(self.world.history[self.seen].get(slice_))

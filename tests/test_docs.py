@@ -20,7 +20,20 @@ PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / 
 _TYPED = re.compile(
     r"^(?:tideline|python -m jobs) (?P<block>.+)$|`(?:tideline|python -m jobs) (?P<inline>[^`]+)`", re.M
 )
-_OTHER_DAGS = {"control_streams", "generate_demo_traffic", "provision_topics", "reset_stream"}
+_OTHER_DAGS = {
+    "control_streams",
+    "generate_demo_traffic",
+    "provision_topics",
+    "publish_blocked",
+    "reset_stream",
+    "rollback_slice",
+}
+_BATCH_DAGS = {job for p in PIPELINES.values() for job in (p.recompute_job, p.account_job, p.check_job)}
+_MADE_UP = {
+    f"{kind}_{name}"
+    for kind in ("stream", "recompute", "account", "check")
+    for name in ("my_pipeline", "JOB", "PIPELINE")
+}
 
 
 def commands() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -55,9 +68,12 @@ def test_named_dags_exist():
     named = {
         dag
         for page in PAGES
-        for dag in re.findall(r"`(\w+_streams?|stream_\w+|provision_\w+|generate_demo_\w+)`", page.read_text())
+        for dag in re.findall(
+            r"`(\w+_streams?|(?:stream|recompute|account|check|provision|publish|rollback)_\w+|generate_demo_\w+)`",
+            page.read_text(),
+        )
     }
-    assert named - {"stream_my_pipeline", "stream_JOB"} <= {*map(dag_id_of, STREAMS), *_OTHER_DAGS}
+    assert named - _MADE_UP <= {*map(dag_id_of, STREAMS), *_OTHER_DAGS, *_BATCH_DAGS}
 
 
 @pytest.mark.spark

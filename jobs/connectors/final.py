@@ -5,7 +5,7 @@ a change of metadata, and which slices are final is known from a few files.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -90,6 +90,8 @@ class FinalTable(FencedTable):
         super().__init__(path, table)
         self._pipeline = pipeline
         self._folders: tuple[int, Mapping[str, Mapping[str, int]]] | None = None
+        # File -> what is in it: files never change, and most days do not either.
+        self._read: dict[str, list[Header]] = {}
 
     @classmethod
     def open(cls, lake_root: Path, pipeline: Pipeline) -> Self:
@@ -110,9 +112,15 @@ class FinalTable(FencedTable):
         except TableNotFoundError:
             return None
 
-    def headers(self) -> dict[str, Header]:
-        """Of every final slice."""
-        files = [file for folder, of in self._by_folder().items() if folder.startswith(HEADERS_SLICE) for file in of]
+    def days(self) -> list[str]:
+        """The days on which final slices begin, in order."""
+        folders = (folder for folder, files in self._by_folder().items() if files)
+        return sorted(f.removeprefix(HEADERS_SLICE) for f in folders if f.startswith(HEADERS_SLICE))
+
+    def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
+        """Of every final slice, or of those that begin on one of these days."""
+        folders = [HEADERS_SLICE + day for day in (self.days() if days is None else days)]
+        files = [file for folder in folders for file in self._by_folder().get(folder, ())]
         found = {header.slice: header for header in self._headers_in(files)}
         for header in found.values():
             if header.slice_seconds != self._pipeline.slice_seconds:
@@ -124,8 +132,12 @@ class FinalTable(FencedTable):
         return found
 
     def _headers_in(self, files: Iterable[str]) -> list[Header]:
-        texts = dataset(self._table, self.path, files).to_table(columns=["header"]).column("header").to_pylist()
-        return [Header.from_json(text) for text in texts]
+        wanted = list(files)
+        for file in wanted:
+            if file not in self._read:
+                texts = pq.read_table(self.path / file, columns=["header"], partitioning=None).column("header")
+                self._read[file] = [Header.from_json(text) for text in texts.to_pylist()]
+        return [header for file in wanted for header in self._read[file]]
 
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a slice; columns that a changed definition has added since are null."""

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,6 +47,10 @@ SCHEMA = pa.schema(
 )
 
 
+_DERIVED = ("slice_start", "slice_end", "day")
+_READ = [name for name in SCHEMA.names if name not in _DERIVED]
+
+
 class Ledger(FencedTable):
     """The ledger of a pipeline. Who writes holds the lease of the pipeline's recompute."""
 
@@ -82,14 +86,14 @@ class Ledger(FencedTable):
     def newest(self, days: Collection[str] | None = None) -> dict[str, Entry]:
         """The newest line of each slice, or of those that begin on one of these days."""
         files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
-        rows = dataset(self._table, self.path, files).to_table().sort_by([("commit", "ascending")])
+        rows = dataset(self._table, self.path, files).to_table(_READ).sort_by([("commit", "ascending")])
         last = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}
         return {row["slice"]: _entry(row) for row in rows.take(pa.array(last.values(), pa.int64())).to_pylist()}
 
     def history(self, slice_: str) -> list[Entry]:
         """All lines of a slice, in order."""
         files = [file for file in files_with_sizes(self._table) if value_of(file) == slice_[:8]]
-        rows = dataset(self._table, self.path, files).to_table().sort_by([("commit", "ascending")]).to_pylist()
+        rows = dataset(self._table, self.path, files).to_table(_READ).sort_by([("commit", "ascending")]).to_pylist()
         return [_entry(row) for row in rows if row["slice"] == slice_]
 
     def append(self, entries: Iterable[Entry], *, counted: Counted | None = None) -> None:
@@ -132,14 +136,23 @@ class Ledger(FencedTable):
         }
 
 
-def _entry(row: Mapping[str, Any]) -> Entry:
-    known = {field.name: row[field.name] for field in fields(Entry) if field.name in row}
+def _entry(row: dict[str, Any]) -> Entry:
+    as_of, boundary, offsets = row.pop("as_of"), row.pop("boundary"), row.pop("offsets")
+    del row["commit"]
     return Entry(
-        **{
-            **known,
-            "state": State(row["state"]),
-            "at_ms": round(row["as_of"].timestamp() * 1000),
-            "boundary": Boundary.from_json(row["boundary"]) if row["boundary"] else None,
-            "offsets": {int(partition): end for partition, end in json.loads(row["offsets"] or "{}").items()},
-        }
+        **{**row, "state": State(row["state"])},
+        at_ms=round(as_of.timestamp() * 1000),
+        boundary=_boundary(boundary) if boundary else None,
+        offsets=_offsets(offsets or "{}"),
     )
+
+
+# Slices of one plan have the same.
+@lru_cache(maxsize=1024)
+def _boundary(text: str) -> Boundary:
+    return Boundary.from_json(text)
+
+
+@lru_cache(maxsize=1024)
+def _offsets(text: str) -> Mapping[int, int]:
+    return {int(partition): end for partition, end in json.loads(text).items()}

@@ -98,7 +98,7 @@ def roll_back(
     """Publish the rows of an earlier version again, as a version of their own."""
     with writing(settings.lake_root, pipeline.recompute_job) as lease:
         final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
-        now = final.headers().get(slice_)
+        now = final.headers({slice_[:8]}).get(slice_)
         old, rows = earlier(settings.lake_root, pipeline, final, slice_, version)
         if now is None or now.version == version:
             raise Refusal(f"slice {slice_} of {pipeline.name!r} is at version {version} already: nothing to roll back")
@@ -128,7 +128,7 @@ def earlier(
     """Header and rows of a version of a slice, as long as the table's log and files are kept."""
     table_version = final.published_at(slice_, version)
     then = FinalTable.read(lake_root, pipeline, table_version) if table_version is not None else None
-    header = then.headers().get(slice_) if then else None
+    header = then.headers({slice_[:8]}).get(slice_) if then else None
     if then is None or header is None or header.version != version:
         raise Refusal(
             f'version {version} of slice {slice_} of {pipeline.name!r} is not there: `tideline query "select slice, '
@@ -147,7 +147,7 @@ def _commit(
 ) -> dict[str, str]:
     """One commit per group of touching slices; why not, for those that another run has published meanwhile."""
     refused: dict[str, str] = {}
-    there = final.headers()
+    there = final.headers({name[:8] for name in headers})
     mine = {n for n, h in headers.items() if n in there and (there[n].run, there[n].version) == (h.run, h.version)}
     wanted = [slice_named(pipeline, name) for name in headers if name not in mine]
     for group in runs_of(wanted):
@@ -204,8 +204,9 @@ def _tell(
     Returns:
         the version of each slice, and how many messages were sent.
     """
-    headers, sent = final.headers(), 0
-    told = [headers[name] for name in sorted(slices)]
+    names, sent = sorted(slices), 0
+    headers = final.headers({name[:8] for name in names})
+    told = [headers[name] for name in names]
     for some in (told[at : at + _TOLD_AT_ONCE] for at in range(0, len(told), _TOLD_AT_ONCE)):
         wanted = (message for header in some for message in _messages(settings.lake_root, pipeline, final, header))
         lease.check()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 
 from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
 
@@ -17,7 +18,7 @@ class Slice:
     start_ms: int
     end_ms: int
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Its start: sortable and safe in a path."""
         return (_EPOCH + timedelta(milliseconds=self.start_ms)).strftime(_FORMAT)

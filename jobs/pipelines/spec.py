@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Self
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -465,7 +466,7 @@ class Pipeline:
         """The SQL types of `value_columns`."""
         return (self.key_types or ("STRING",) * len(self.keys)) + tuple(measure.type for measure in self.measures)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Twelve hex digits that change whenever the results could."""
         source = self.source
@@ -483,7 +484,7 @@ class Pipeline:
         ]
         return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]
 
-    @property
+    @cached_property
     def checks_fingerprint(self) -> str:
         """Twelve hex digits that change whenever a verdict could, though the results do not."""
         meaning = [[[c.column, c.minimum, c.maximum, c.severity] for c in self.checks], self.counts]

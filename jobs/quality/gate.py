@@ -1,7 +1,7 @@
 """The audit of a run: its staged rows against the pipeline's checks; what fails is blocked, and an incident."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import writing
 from jobs.connectors.runs import Plan, RunFolder, Work, name_of
-from jobs.connectors.states import Header, State
+from jobs.connectors.states import State
 from jobs.failpoints import FailPoint, reach
 from jobs.pipelines.spec import Pipeline
 from jobs.quality import page
@@ -97,7 +97,7 @@ def _judge(
         # Nothing was staged, and nothing should be: there is no row to look at.
         return {work.slice: Verdict(slice=work.slice, failures=()) for work in plan.work}
     final = FinalTable.read(lake_root, pipeline)
-    usual = _usual_rows(list(final.headers().values()) if final else [])
+    usual = _usual_rows(final) if final else None
     facts = pd.DataFrame([_facts(pipeline, work, rows[work.slice], read, usual) for work in plan.work])
     folder = RunFolder.of(lake_root, pipeline, plan.run)
     windows: Any = spark.read.parquet(str(folder.windows)) if spark else _in_memory(rows)
@@ -142,10 +142,15 @@ def _sum(rows: ds.Dataset, measure: str) -> int:
     return int(found[0]) if found else 0
 
 
-def _usual_rows(headers: Sequence[Header]) -> float | None:
+def _usual_rows(final: FinalTable) -> float | None:
     """The median of the newest final slices that have rows at all."""
-    newest = sorted((header for header in headers if header.rows), key=lambda header: header.slice)[-_HISTORY:]
-    return median(header.rows for header in newest) if newest else None
+    newest: list[int] = []
+    for day in reversed(final.days()):
+        headers = final.headers({day})
+        newest += [headers[name].rows for name in sorted(headers, reverse=True) if headers[name].rows]
+        if len(newest) >= _HISTORY:
+            break
+    return median(newest[:_HISTORY]) if newest else None
 
 
 def _block(

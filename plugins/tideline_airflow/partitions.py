@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from airflow.sdk import Asset, CronPartitionTimetable
 
-from jobs.connectors.states import closes_at
+from jobs.connectors.states import CLOCK_SKEW_MS, closes_at
 from jobs.pipelines.slices import Slice, slice_at
 from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
 
@@ -34,9 +34,18 @@ def cron_of(pipeline: Pipeline) -> str:
 
 
 def slices_until_over(pipeline: Pipeline) -> int:
-    """How many slices before the one that begins now the newest lies for which nothing more can come in time."""
-    length, wait = pipeline.slice_seconds * 1000, closes_at(pipeline, Slice(0, 0))
+    """How many slices before the one that begins now the newest lies for which nothing more can come in time.
+
+    But for the few seconds by which two clocks may differ: those the run waits, or it would come a slice later.
+    """
+    length, wait = pipeline.slice_seconds * 1000, closes_at(pipeline, Slice(0, 0)) - CLOCK_SKEW_MS
     return 1 - (-wait // length)
+
+
+def seconds_until_over(pipeline: Pipeline, key: str | None, now_ms: float) -> float:
+    """How long the run of a slice waits for it; one that is not over for longer was not meant to wait."""
+    wait_ms = closes_at(pipeline, slice_of(pipeline, key)) - now_ms if key else 0.0
+    return wait_ms / 1000 if 0 < wait_ms <= CLOCK_SKEW_MS else 0.0
 
 
 def key_of(slice_: Slice) -> str:

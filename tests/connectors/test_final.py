@@ -20,7 +20,7 @@ from jobs.connectors.fenced import FencedTable, OvertakenError
 from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError, columns_of
 from jobs.connectors.final_topic import tombstones
 from jobs.connectors.ledger import Ledger
-from jobs.connectors.runs import ENDED_KEPT_SECONDS, RunFolder, discard_old
+from jobs.connectors.runs import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old
 from jobs.connectors.states import Boundary, Counted, Entry, Header, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
@@ -195,8 +195,13 @@ def dying(at: int, moment: str) -> Iterator[list[str]]:
     def half_written(_table: pa.Table, file: Path) -> None:
         Path(file).write_bytes(b"PAR1 and no more")
 
+    def half_text(file: Path, text: str) -> None:
+        file.write_bytes(text[: len(text) // 2].encode())
+
     with pytest.MonkeyPatch.context() as patch:
         # A rename and a commit are there or not; a file may be there by half.
+        patch.setattr(Path, "write_text", wrapped("text", Path.write_text, half_text))
+        patch.setattr(Path, "replace", wrapped("replace", Path.replace, None))
         write = wrapped("write", pq.write_table, half_written)
         patch.setattr(final.pq, "write_table", write)
         patch.setattr(FencedTable, "place", wrapped("place", FencedTable.place, None))
@@ -244,6 +249,60 @@ def test_a_publish_that_dies_anywhere_leaves_the_old_or_the_new(tmp_path: Path) 
         assert seen(lake) == both(2)
         publish(lake, 3)
         assert seen(lake) == both(3)
+
+
+def plan_of(run: str) -> Plan:
+    work = Work(
+        slice=FIRST.name,
+        version=0,
+        reason="closed",
+        boundary=Boundary(topic_id="t1", ends={0: 5}),
+        events=1,
+        window_events=1,
+    )
+    return Plan(
+        pipeline=SUM.name,
+        run=run,
+        as_of_ms=1,
+        fingerprint=SUM.fingerprint,
+        checks=SUM.checks_fingerprint,
+        topic_id="t1",
+        offsets={0: 5},
+        events_version=1,
+        work=(work,),
+    )
+
+
+def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: Path) -> None:
+    """What its tasks hand to each other, and then the same run again."""
+
+    def whole(lake: Path) -> None:
+        folder = RunFolder.of(lake, SUM, "r")
+        folder.begin(plan_of("r"))
+        folder.staged({FIRST.name: 1})
+        folder.decide({FIRST.name: {"passed": True}})
+        folder.keep_gone(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
+        folder.end()
+
+    operations = count_operations(whole, tmp_path / "reference")
+    assert operations == ["text", "replace"] * 3 + ["write", "replace"] + ["text", "replace"]
+    for at in range(len(operations)):
+        for moment in ("before", "inside", "after"):
+            lake = tmp_path / f"{at}-{moment}"
+            with dying(at, moment), pytest.raises(Died):
+                whole(lake)
+            folder = RunFolder.of(lake, SUM, "r")
+            done = at if moment != "after" else at + 1
+            assert (folder.verdicts() is None) is (done < 6)
+            assert (folder.events_read() is None) is (done < 4)
+            assert (folder.gone(FIRST.name) is None) is (done < 8)
+            if done < 2:
+                with pytest.raises(Refusal, match="holds no plan"):
+                    folder.plan()
+            else:
+                assert folder.plan() == plan_of("r")
+            whole(lake)
+            assert (folder.plan(), folder.verdicts()) == (plan_of("r"), {FIRST.name: {"passed": True}})
 
 
 def test_less_than_was_judged_is_not_published(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jobs.connectors.states import (
     CLOCK_SKEW_MS,
+    MAX_SLICES,
     Boundary,
     Entry,
     Header,
@@ -133,6 +134,11 @@ def test_a_topic_that_was_re_created_has_a_boundary_of_its_own() -> None:
 def test_an_empty_lake_has_no_slices() -> None:
     found = survey(SUM, known(first_ms=None))
     assert (found.due, found.taken, found.tide_line_ms) == ((), {}, None)
+
+
+def test_a_weekend_without_runs_is_due_at_once() -> None:
+    found = survey(SUM, known(48 * 60 * MINUTE))
+    assert len(found.due) == 48 * 60 + 1 <= MAX_SLICES
 
 
 def test_every_gap_since_the_first_event_is_due() -> None:

@@ -16,6 +16,7 @@ import pytest
 from kafka import KafkaProducer
 
 from jobs import ingest
+from jobs.connectors import dag_runs
 from jobs.connectors.final import FinalTable
 from jobs.connectors.ledger import Ledger
 from jobs.pipelines import PIPELINES, STREAMS
@@ -149,6 +150,7 @@ def test_a_person_publishes_what_is_blocked_and_a_backfill_restates_its_slice_al
         backfill(api, good)
         after = versions(jobs.lake_root)
         assert {name for name, version in after.items() if version > 1} == {good.name}
+        follow_by_command(api, good)
 
 
 def approve(api, slice_):
@@ -186,6 +188,20 @@ def backfill(api, slice_):
         )
     finally:
         api.pause(SUM.recompute_job)
+
+
+def follow_by_command(api, slice_):
+    """As `tideline plan`, `restate` and `rollback` do it."""
+    said = []
+    with pytest.raises(Refusal, match=f"the DAG {SUM.recompute_job} is paused, and so begins no run"):
+        dag_runs.run(api, SUM.recompute_job, {"dry_run": True}, said.append, 120)
+    api.unpause(SUM.recompute_job)
+    run_id = dag_runs.run(api, SUM.recompute_job, {"dry_run": True}, said.append, 120)
+    assert api.xcom(SUM.recompute_job, run_id, "plan")["dry_run"] is True
+    assert "plan" in said
+    conf = {"pipeline": SUM.name, "slice": slice_.name, "to_version": 1, "apply": True}
+    with pytest.raises(Refusal, match="rollback_slice failed: roll_back: say why: a roll-back needs a reason"):
+        dag_runs.run(api, "rollback_slice", conf, said.append, 120)
 
 
 def versions(lake_root):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from croniter import croniter
 
-from jobs.connectors.states import closes_at
+from jobs.connectors.states import CLOCK_SKEW_MS, closes_at
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
-from tideline_airflow.partitions import cron_of, key_of, slice_of, slices_until_over
+from tideline_airflow.partitions import cron_of, key_of, seconds_until_over, slice_of, slices_until_over
 from tideline_airflow.requests import asked
 
 SUM = PIPELINES["rolling_sum"]
@@ -93,7 +93,14 @@ def test_a_run_begins_with_every_slice_and_finds_its_own_over(seconds: int) -> N
     now_ms = round(moments[0].timestamp() * 1000)
     start = now_ms - slices_until_over(pipeline) * seconds * 1000
     own, later = Slice(start, start + seconds * 1000), Slice(start + seconds * 1000, start + 2 * seconds * 1000)
-    assert closes_at(pipeline, own) <= now_ms < closes_at(pipeline, later)
+    assert closes_at(pipeline, own) - CLOCK_SKEW_MS <= now_ms < closes_at(pipeline, later) - CLOCK_SKEW_MS
+    assert now_ms + seconds_until_over(pipeline, key_of(own), now_ms) * 1000 >= closes_at(pipeline, own)
+
+
+@pytest.mark.parametrize(("late_ms", "seconds"), [(-5001, 0.0), (-5000, 5.0), (-1, 0.001), (0, 0.0), (60_000, 0.0)])
+def test_a_run_waits_for_two_clocks_and_for_nothing_else(late_ms: int, seconds: float) -> None:
+    assert seconds_until_over(SUM, KEY, closes_at(SUM, OWN) + late_ms) == seconds
+    assert seconds_until_over(SUM, None, closes_at(SUM, OWN) + late_ms) == 0.0
 
 
 @pytest.mark.parametrize("seconds", [1, 30, 90, 420, 5400, 18000, 172800])

@@ -1,5 +1,6 @@
 """The four tasks that make slices final: plan, recompute, audit, publish."""
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -13,7 +14,7 @@ from tideline_airflow.links import DataDocsLink, SlicesLink
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.batch import BatchJobOperator, PipelineOperator
-from tideline_airflow.partitions import asset_of, key_of
+from tideline_airflow.partitions import asset_of, key_of, seconds_until_over
 from tideline_airflow.requests import Asked, asked
 from tideline_airflow.tables import as_text
 
@@ -45,6 +46,7 @@ class PlanOperator(PipelineOperator):
         except Refusal as refusal:
             # Asked in vain, however often; a broker that does not answer may answer the next try.
             raise AirflowFailException(str(refusal)) from refusal
+        time.sleep(seconds_until_over(self.definition, run.partition_key, time.time() * 1000))
         planned = self._plan(run.run_id, ask)
         said = {**plans.shown(planned), "dry_run": ask.dry_run}
         done = ["A dry run: nothing is changed."] if ask.dry_run else []
