@@ -165,7 +165,8 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
         assert header.reason == "1 late events"
         assert [entry.late for entry in world.lines if entry.slice == late.name][-1] == 0
         assert run(world, "third") is None
-        assert State.REOPENED in {entry.state for entry in world.lines if entry.slice == late.name}
+        reopened = [entry for entry in world.lines if (entry.slice, entry.state) == (late.name, State.REOPENED)]
+        assert [entry.late for entry in reopened] == [1]
 
 
 # -- The simulation finds what is planted --

@@ -306,6 +306,9 @@ def _tell(ledger: Ledger, seen: _Seen, surveyed: Survey, plan: Plan) -> None:
         for name, count in known.late.items()
         if name in known.entries and name not in planned
     ]
-    begun = [plan.entry(work, State.REOPENED if work.version else State.CLOSED, at_ms=now_ms) for work in plan.work]
+    begun = [
+        plan.entry(work, State.REOPENED if work.version else State.CLOSED, at_ms=now_ms, late=work.late)
+        for work in plan.work
+    ]
     ledger.append([*begun, *late], counted=seen.counted)
     ledger.append(plan.entry(work, State.RECOMPUTING, at_ms=now_ms) for work in plan.work)

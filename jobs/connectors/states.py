@@ -334,10 +334,11 @@ def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
 
 
 def _reason_to_try_again(pipeline: Pipeline, entry: Entry, late: int) -> str | None:
-    """A blocked slice would be blocked again, unless something has changed."""
+    """A blocked slice would be blocked again, unless something has changed; a few events have a person wait for it."""
     if (entry.fingerprint, entry.checks) != (pipeline.fingerprint, pipeline.checks_fingerprint):
         return "blocked, and its definition has changed"
-    return f"blocked, and {late:,} events came since" if late else None
+    enough = late and too_late(pipeline, late, entry.events or 0)
+    return f"blocked, and {late:,} events came since" if enough else None
 
 
 def _boundary(known: Known, slice_: Slice) -> Boundary | None:

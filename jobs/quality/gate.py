@@ -66,7 +66,7 @@ def examine(
             work.slice: {
                 "passed": verdicts[work.slice].passed,
                 "failures": [
-                    {**asdict(failure), "sentence": failure.sentence} for failure in verdicts[work.slice].failures
+                    {**asdict(failure), "sentence": failure.sentence} for failure in verdicts[work.slice].worst_first
                 ],
                 "rows": rows[work.slice].count_rows(),
                 "checksum": checksum(pipeline, rows[work.slice]),

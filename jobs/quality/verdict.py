@@ -36,4 +36,9 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """Everything that failed, for people."""
-        return "; ".join(failure.sentence for failure in self.failures)
+        return "; ".join(failure.sentence for failure in self.worst_first)
+
+    @property
+    def worst_first(self) -> list[Failure]:
+        """What blocks before what only warns."""
+        return sorted(self.failures, key=lambda failure: failure.severity is not Severity.CRITICAL)

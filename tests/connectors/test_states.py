@@ -193,6 +193,9 @@ def test_a_blocked_slice_waits_for_something_new() -> None:
     assert due(more) == {FIRST.name: "blocked, and 4 events came since"}
     counted_before = survey(SUM, known(entries=seen(replace(blocked, late=3))))
     assert due(counted_before) == {FIRST.name: "blocked, and 3 events came since"}
+    # A person who looks at it is to find it blocked, also while single events dribble in.
+    assert due(survey(SUM, known(entries=seen(replace(blocked, events=1000, late=10))))) == {}
+    assert due(survey(SUM, known(entries=seen(replace(blocked, events=1000, late=11))))) != {}
 
 
 @pytest.mark.parametrize(
