@@ -137,6 +137,15 @@ class LedgerModel:
     def newest(self, days: Collection[str] | None = None) -> dict[str, Entry]:
         return {entry.slice: entry for entry in self.world.lines if days is None or entry.slice[:8] in days}
 
+    def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
+        newest = self.newest(days)
+        settled = {
+            name
+            for name, line in newest.items()
+            if (line.state, line.late, line.version) == (State.FINAL, 0, versions.get(name))
+        }
+        return {name: line for name, line in newest.items() if name not in settled}, settled
+
     def counted(self) -> Counted | None:
         return self.world.counted
 

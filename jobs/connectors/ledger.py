@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -85,10 +86,27 @@ class Ledger(FencedTable):
 
     def newest(self, days: Collection[str] | None = None) -> dict[str, Entry]:
         """The newest line of each slice, or of those that begin on one of these days."""
+        return _entries(self._newest(days))
+
+    def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
+        """The newest line of each slice that begins on one of these days, but of those that are settled the name alone.
+
+        Settled: called final at the version that is given for it, and nothing came late.
+        """
+        rows = self._newest(days)
+        columns = (rows.column(name).to_pylist() for name in ("slice", "state", "version", "late"))
+        settled = [
+            (state, late, version) == (State.FINAL, 0, versions.get(slice_))
+            for slice_, state, version, late in zip(*columns, strict=True)
+        ]
+        mask = pa.array(settled, pa.bool_())
+        return _entries(rows.filter(pc.invert(mask))), set(rows.column("slice").filter(mask).to_pylist())
+
+    def _newest(self, days: Collection[str] | None) -> pa.Table:
         files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
         rows = dataset(self._table, self.path, files).to_table(_READ).sort_by([("commit", "ascending")])
         last = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}
-        return {row["slice"]: _entry(row) for row in rows.take(pa.array(last.values(), pa.int64())).to_pylist()}
+        return rows.take(pa.array(last.values(), pa.int64()))
 
     def history(self, slice_: str) -> list[Entry]:
         """All lines of a slice, in order."""
@@ -134,6 +152,10 @@ class Ledger(FencedTable):
             "offsets": json.dumps(dict(entry.offsets), separators=(",", ":")),
             "commit": self.version + 1,
         }
+
+
+def _entries(rows: pa.Table) -> dict[str, Entry]:
+    return {row["slice"]: _entry(row) for row in rows.to_pylist()}
 
 
 def _entry(row: dict[str, Any]) -> Entry:

@@ -194,8 +194,10 @@ def _with_entries(pipeline: Pipeline, known: Known, ledger: Ledger, request: Req
     recent, asked = Slice(since_ms, since_ms).name, {slice_.name for slice_ in request.slices} if request else set()
     told = [n for n, h in known.headers.items() if n >= recent or n in asked or h.as_of_ms >= since_ms]
     days = {Slice(at, at).name[:8] for at in range(since_ms - since_ms % _DAY_MS, known.now_ms + 1, _DAY_MS)}
-    entries = ledger.newest(days | {name[:8] for name in (*told, *asked)})
-    return replace(known, entries=entries, since_ms=since_ms, with_entries=told)
+    versions = {name: known.headers[name].version for name in told if name not in asked}
+    entries, settled = ledger.unsettled(days | {name[:8] for name in (*told, *asked)}, versions)
+    rest = tuple(name for name in told if name not in settled)
+    return replace(known, entries=entries, settled=settled, with_entries=rest, since_ms=since_ms, line_ms=line)
 
 
 def _topic(client: KafkaAdminClient, source: Source) -> Topic:

@@ -194,9 +194,13 @@ class Known:
     entries: Mapping[str, Entry]
     # Late events of final slices since the last plan.
     late: Mapping[str, int] = field(default_factory=dict)
+    # The tide line, if it was looked for already.
+    line_ms: int | None = None
     # Slices before it are final, and nothing that can be landed touches them: only a request takes them.
     since_ms: int = 0
-    # Final slices of which the entries were looked up; none: all of them.
+    # Final slices of which the ledger says just that, and nothing else: they are in no entries.
+    settled: Collection[str] = ()
+    # Other final slices that were looked up there; none: all of them.
     with_entries: Collection[str] | None = None
 
 
@@ -224,7 +228,7 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
     slices = over(pipeline, known)
     asked = set(request.slices) if request else set()
     refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, known, slice_))}
-    recent = [slice_ for slice_ in slices if slice_.start_ms >= known.since_ms]
+    recent = [s for s in slices if s.start_ms >= known.since_ms and s.name not in known.settled]
     touched = {slice_named(pipeline, name) for name in known.late}
     candidates = sorted({*recent, *touched, *(asked - set(refused))})
     taken: dict[Slice, Boundary] = {}
@@ -258,7 +262,7 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
         refused |= {s: f"ingest has yet to land {b.missing(known.landed)}" for s, b in waiting.items()}
     looked_up = known.headers if known.with_entries is None else known.with_entries
     return Survey(
-        tide_line_ms=tide_line(slices, known.headers),
+        tide_line_ms=tide_line(slices, known.headers) if known.line_ms is None else known.line_ms,
         due=tuple(due),
         waiting=waiting,
         taken=taken,

@@ -338,6 +338,23 @@ def test_the_ledger_that_dies_anywhere_has_the_line_or_not(tmp_path: Path) -> No
             assert Ledger.open(lake, SUM).newest() == {FIRST.name: entry(3, State.REOPENED)}
 
 
+def test_of_settled_slices_the_ledger_gives_the_name_alone(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path, SUM)
+    late, behind, unknown = (
+        replace(entry(1), slice=name) for name in ("20261118T120000Z", "20261118T120100Z", "20261118T120200Z")
+    )
+    lines = [entry(1), replace(late, late=2), behind, unknown]
+    ledger.append(lines)
+    versions = {FIRST.name: 1, late.slice: 1, behind.slice: 2}
+    entries, settled = ledger.unsettled({"20261118"}, versions)
+    assert settled == {FIRST.name}
+    assert set(entries) == {late.slice, behind.slice, unknown.slice}
+    assert entries == {name: line for name, line in ledger.newest().items() if name != FIRST.name}
+    ledger.append([entry(1, State.AUDITING)])
+    assert ledger.unsettled({"20261118"}, versions)[1] == set()
+    assert ledger.unsettled({"20260101"}, versions) == ({}, set())
+
+
 def test_the_ledger_keeps_its_order_when_small_files_are_merged(tmp_path: Path, monkeypatch: Any) -> None:
     from jobs.connectors import ledger as module
 
