@@ -20,7 +20,7 @@ from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import late_for, writing
 from jobs.connectors.runs import Plan, RunFolder, Work
-from jobs.connectors.states import Entry, Header, State, is_of, reconciled
+from jobs.connectors.states import Counted, Entry, Header, State, is_of, reconciled
 from jobs.failpoints import FailPoint, reach
 from jobs.pipelines.slices import runs_of, slice_named
 from jobs.pipelines.spec import Pipeline
@@ -213,19 +213,17 @@ def _tell(
         sent += send(settings.kafka, pipeline.final_topic.name, wanted)
         lease.check()
         entries = ledger.newest({header.slice[:8] for header in some})
-        lines = (_line(header, entries.get(header.slice)) for header in some)
-        counted, lake_root = ledger.counted(), settings.lake_root
+        counted = ledger.counted()
         ledger.append(
-            line
-            if is_of(header, entries.get(header.slice)) or header.verdict.startswith(_ROLLED_BACK)
-            else replace(line, late=late_for(lake_root, pipeline, header, counted))
-            for line, header in zip(lines, some, strict=True)
+            _line(settings.lake_root, pipeline, header, entries.get(header.slice), counted) for header in some
         )
     return {header.slice: header.version for header in told}, sent
 
 
-def _line(header: Header, entry: Entry | None) -> Entry:
+def _line(lake_root: Path, pipeline: Pipeline, header: Header, entry: Entry | None, counted: Counted | None) -> Entry:
     line = reconciled(header, entry)
+    if not is_of(header, entry) and not header.verdict.startswith(_ROLLED_BACK):
+        line = replace(line, late=late_for(lake_root, pipeline, header, counted))
     verdict = f"{header.verdict}; {header.reason}" if header.verdict not in ("", "passed") else header.reason
     return replace(line, at_ms=round(time.time() * 1000), state=State.FINAL, reason=verdict)
 

@@ -17,7 +17,7 @@ from jobs.connectors.final import FinalTable, columns_of
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import writing
-from jobs.connectors.runs import Plan, RunFolder, Work, name_of
+from jobs.connectors.runs import KEPT_SECONDS, Plan, RunFolder, Work, name_of
 from jobs.connectors.states import State
 from jobs.failpoints import FailPoint, reach
 from jobs.pipelines.spec import Pipeline
@@ -59,7 +59,7 @@ def examine(
             plan.entry(work, State.AUDITING, at_ms=round(time.time() * 1000), docs=said) for work in plan.work
         )
     rows = {work.slice: _dataset(pipeline, folder, work.slice) for work in plan.work}
-    page.discard_old(docs.parent)
+    page.discard_old(docs.parent, KEPT_SECONDS)
     verdicts = _judge(lake_root, pipeline, plan, rows, read, docs, spark)
     folder.decide(
         {

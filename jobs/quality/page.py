@@ -19,8 +19,6 @@ from jobs.quality.verdict import Failure
 
 # A page is for reading: of more slices than this, the first.
 _SLICES_SHOWN = 200
-# As long as a person may still publish what was blocked.
-KEPT_SECONDS = 7 * 24 * 3600
 _STYLE = Path(__file__).with_name("page.css")
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -68,11 +66,11 @@ def write(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def discard_old(folder: Path) -> None:
-    """Remove pages that were written long ago."""
+def discard_old(folder: Path, kept_seconds: float) -> None:
+    """Remove pages that were written longer ago."""
     for page in list(folder.glob("*.html")):
         with suppress(FileNotFoundError):
-            if time.time() - page.stat().st_mtime > KEPT_SECONDS:
+            if time.time() - page.stat().st_mtime > kept_seconds:
                 page.unlink()
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from jobs.connectors.checksums import checksum
 from jobs.connectors.final import FinalTable, columns_of
 from jobs.connectors.incidents import Incidents, served
-from jobs.connectors.runs import name_of
+from jobs.connectors.runs import KEPT_SECONDS, name_of
 from jobs.connectors.states import Header
 from jobs.pipelines.relations import table_name
 from jobs.pipelines.slices import slice_at, slice_named
@@ -40,7 +40,7 @@ def check(lake_root: Path, pipeline: Pipeline, run: str, *, link: str | None = N
     repeated = repeated_windows(lake, pipeline)
     failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
     verdict = Verdict(slice=SERVED, failures=tuple(failures))
-    page.discard_old(docs.parent)
+    page.discard_old(docs.parent, KEPT_SECONDS)
     key, incidents = served(pipeline.name), Incidents.of(lake_root)
     if verdict.passed:
         incidents.close(key, f"what {pipeline.name} serves is as it should be")
