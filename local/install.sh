@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes .venv hold exactly what requirements.lock lists, and this project in editable form.
+# Makes .venv hold exactly what the two locks list (what runs, what develops it), and this project in editable form.
 # Needs no root: without uv, one is put into a private environment below .tideline.
 set -eu
 cd "$(dirname "$0")/.."
@@ -47,5 +47,6 @@ uv=$(find_uv "$python")
 supported .venv/bin/python || "$uv" venv --quiet --clear --python "$python" .venv
 echo "tideline: installing into .venv (about 1.3 GB the first time)" >&2
 # Compiled once here: else every process compiles what it imports anew where Python may not write its cache.
-"$uv" pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock
+"$uv" pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes \
+    requirements.lock requirements-dev.lock
 "$uv" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
