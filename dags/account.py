@@ -14,8 +14,8 @@ and an incident. It keeps out of the way of `recompute_…`, and comes before th
 **Recovery.** Nothing needs to be done: what is left, the next run does.
 
 **Triage.**
-- An incident `account.….unexplained`: it names slice, window, key and measure. Report it; the numbers that are final
-  are right.
+- An incident `account.….unexplained`: it names slice, window, key and measure. Restate the slice: its final rows are
+  made anew from the events. If the next account is clean, final was off, otherwise live is. Report it either way.
 - *waits*: ingest is behind the stream; the slice's account comes later.
 """
 
@@ -24,7 +24,7 @@ from datetime import timedelta
 from airflow.sdk import DAG
 
 from jobs.pipelines import PIPELINES
-from tideline_airflow.defaults import ACCOUNT_POOL, ALERTS, DEFAULT_ARGS, TAG, deadline
+from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, IN_ACCOUNT_POOL, TAG, deadline
 from tideline_airflow.operators.batch import AccountOperator
 
 for pipeline in PIPELINES.values():
@@ -41,4 +41,4 @@ for pipeline in PIPELINES.values():
         deadline=deadline(60),
         **ALERTS,
     ):
-        AccountOperator(task_id="account", pipeline=pipeline.name, pool=ACCOUNT_POOL)
+        AccountOperator(task_id="account", pipeline=pipeline.name, **IN_ACCOUNT_POOL)

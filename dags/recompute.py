@@ -35,7 +35,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import PIPELINES
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, RECOMPUTE_POOL, TAG, deadline
+from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, IN_RECOMPUTE_POOL, TAG, deadline
 from tideline_airflow.operators.recompute import AuditOperator, PlanOperator, PublishOperator, RecomputeOperator
 from tideline_airflow.partitions import asset_of, timetable_of
 
@@ -66,7 +66,7 @@ for pipeline in PIPELINES.values():
         plan = PlanOperator(task_id="plan", pipeline=pipeline.name)
         # One Spark at a time, however many runs a backfill has under way.
         recompute = RecomputeOperator(
-            task_id="recompute", pipeline=pipeline.name, max_active_tis_per_dag=1, pool=RECOMPUTE_POOL
+            task_id="recompute", pipeline=pipeline.name, max_active_tis_per_dag=1, **IN_RECOMPUTE_POOL
         )
         audit = AuditOperator(task_id="audit", pipeline=pipeline.name)
         # Slices that passed are published also where others did not.

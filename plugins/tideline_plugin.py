@@ -6,6 +6,7 @@ from typing import Any
 from airflow.plugins_manager import AirflowPlugin
 
 from tideline_airflow import listeners
+from tideline_airflow.first_come import FirstCome
 from tideline_airflow.links import CONSOLE
 
 Message = MutableMapping[str, Any]
@@ -25,4 +26,5 @@ class TidelinePlugin(AirflowPlugin):
 
     name = "tideline"
     listeners = (listeners,)
+    priority_weight_strategies = (FirstCome,)
     fastapi_apps = ({"app": console, "url_prefix": CONSOLE, "name": "Tideline"},)

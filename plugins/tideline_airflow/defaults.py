@@ -7,14 +7,21 @@ from typing import Any
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
+from tideline_airflow.first_come import FirstCome
 from tideline_airflow.notifiers.incident import Event, IncidentNotifier
 
 OWNER = "tideline"
 TAG = "tideline"
-# Where Spark jobs of the batch take their slots; the embedded platform has pools as large as the machine. An account
-# has its own: it holds up no publish, and publishes, which may come each minute, do not hold it up for ever.
-RECOMPUTE_POOL = os.environ.get("TIDELINE_RECOMPUTE_POOL") or "default_pool"
-ACCOUNT_POOL = os.environ.get("TIDELINE_ACCOUNT_POOL") or "default_pool"
+# Where Spark jobs of the batch take their slots, in turn; the embedded platform has pools as large as the machine. An
+# account has its own: it holds up no publish, and publishes, which may come each minute, do not hold it up for ever.
+IN_RECOMPUTE_POOL: dict[str, Any] = {
+    "pool": os.environ.get("TIDELINE_RECOMPUTE_POOL") or "default_pool",
+    "weight_rule": FirstCome(),
+}
+IN_ACCOUNT_POOL: dict[str, Any] = {
+    "pool": os.environ.get("TIDELINE_ACCOUNT_POOL") or "default_pool",
+    "weight_rule": FirstCome(),
+}
 # A task that is tried again tells nothing: only its last failure counts.
 ON_FAILURE: dict[str, Any] = {"on_failure_callback": IncidentNotifier(Event.TASK_FAILED)}
 DEFAULT_ARGS: dict[str, Any] = {
