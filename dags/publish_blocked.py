@@ -55,6 +55,7 @@ with DAG(
         task_id="publish",
         retries=0,
         run="{{ ti.xcom_pull('show')['run'] }}",
+        shown="{{ ti.xcom_pull('show')['shown'] }}",
         by="{{ ti.xcom_pull('approve')['responded_by_user']['name'] }}",
         reason="{{ ti.xcom_pull('approve')['params_input']['reason'] }}",
         **_SLICE,

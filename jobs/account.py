@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +20,10 @@ from jobs.connectors.drift import Accounts, Live, Taken, ask_to_prune, final_fil
 from jobs.connectors.events import Landed
 from jobs.connectors.final import TIME, FinalTable
 from jobs.connectors.incidents import Incidents, unexplained
+from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import writing
-from jobs.connectors.states import Header
+from jobs.connectors.states import Counted, Header
+from jobs.folders import Folder
 from jobs.pipelines.slices import slice_at, slice_named
 from jobs.pipelines.spec import Pipeline, WindowKind
 from jobs.recompute import read_events
@@ -32,6 +33,8 @@ from jobs.times import iso
 from jobs.transforms import drift
 
 log = logging.getLogger(__name__)
+
+_OF_LIVE = {"epoch": "BIGINT", "batch": "BIGINT", "as_of": "TIMESTAMP"}
 
 # A longer backlog is worked off by several runs.
 MAX_SLICES = 1000
@@ -48,6 +51,8 @@ class Seen:
     live: Live
     landed: Landed | None
     pruned_before: str
+    # Of the ledger: which topic its offsets are of, and since when.
+    counted: Counted | None
     accounted: Collection[tuple[str, int]]
 
     def due(self) -> list[Header]:
@@ -66,8 +71,11 @@ class _Sorted:
     taken: list[Taken]
 
 
-def run(settings: Settings, pipeline: Pipeline, run_id: str) -> None:
-    """Account for every final slice that has no account yet, then ask the live job to prune what nobody needs."""
+def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = None) -> None:
+    """Account for every final slice that has no account yet, then ask the live job to prune what nobody needs.
+
+    ``link``: where people read about this run.
+    """
     if pipeline.window.kind is WindowKind.SESSION:
         raise Refusal(
             f"{pipeline.name!r} has session windows, which cannot be accounted for yet: a session may be split by the "
@@ -85,21 +93,24 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str) -> None:
         names = ", ".join(header.slice for header in found.waiting[:3])
         log.info("%d slices wait until ingest has landed what live has read: %s …", len(found.waiting), names)
     if len(found.waiting) < len(due):
-        _account(settings, pipeline, run_id, seen, found, accounts)
+        _account(settings, pipeline, run_id, seen, found, accounts, link)
+    else:
+        _tell(settings.lake_root, pipeline, accounts, link)
     _prune(settings, pipeline, seen, accounts)
 
 
-def _see(lake_root: Path, pipeline: Pipeline, accounts: Accounts) -> Seen | None:
+def _see(lake_root: Folder, pipeline: Pipeline, accounts: Accounts) -> Seen | None:
     final = FinalTable.read(lake_root, pipeline)
     if final is None:
         return None
-    live = Live.at(lake_root, pipeline)
+    live, ledger = Live.at(lake_root, pipeline), Ledger.read(lake_root, pipeline)
     return Seen(
         final_version=final.version,
         headers=final.headers(),
         live=live,
         landed=Landed.at(lake_root, pipeline.source),
         pruned_before=pruned_before(lake_root, pipeline),
+        counted=ledger.counted() if ledger else None,
         accounted=accounts.done(),
     )
 
@@ -121,19 +132,26 @@ def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
         return f"made by another definition ({header.fingerprint}): restate the slice to compare it"
     if seen.live.note and seen.live.note.fingerprint not in (None, pipeline.fingerprint):
         return f"the live rows are of another definition ({seen.live.note.fingerprint})"
-    topic_id = seen.live.topic_id(pipeline.source.name)
-    if topic_id not in (None, header.topic_id):
+    counted = seen.counted
+    if {seen.live.topic_id(pipeline.source.name), counted and counted.topic_id} - {None, header.topic_id}:
         return "the topic was re-created since: offsets of one say nothing of the other"
+    if counted and _oldest_ms(pipeline, header) <= counted.since_ms:
+        return "it may hold records of the topic that was there before: offsets of one say nothing of the other"
     earlier = any(slice_ == header.slice for slice_, _ in seen.accounted)
     if earlier and header.slice < seen.pruned_before:
         return "its live rows were pruned after the account of an earlier version"
     return None
 
 
+def _oldest_ms(pipeline: Pipeline, header: Header) -> int:
+    """Since when events of a slice may have arrived."""
+    return slice_named(pipeline, header.slice).start_ms - pipeline.source.max_ahead_seconds * 1000
+
+
 def _earliest(pipeline: Pipeline, headers: Iterable[Header]) -> datetime:
     """Since when batches may have taken events of these slices."""
-    first = min(slice_named(pipeline, header.slice).start for header in headers)
-    return first - timedelta(seconds=pipeline.source.max_ahead_seconds) - _CLOCKS
+    first_ms = min(_oldest_ms(pipeline, header) for header in headers)
+    return datetime.fromtimestamp(first_ms / 1000, UTC) - _CLOCKS
 
 
 def _not_landed(pipeline: Pipeline, seen: Seen, taken: Iterable[Taken]) -> list[Taken]:
@@ -150,14 +168,19 @@ def _may_touch(pipeline: Pipeline, header: Header, batch: Taken) -> bool:
 
 
 def _account(
-    settings: Settings, pipeline: Pipeline, run_id: str, seen: Seen, found: _Sorted, accounts: Accounts
+    settings: Settings,
+    pipeline: Pipeline,
+    run_id: str,
+    seen: Seen,
+    found: _Sorted,
+    accounts: Accounts,
+    link: str | None,
 ) -> None:
     began, stage = time.monotonic(), accounts.new_stage()
     totals: list[dict[str, Any]] = []
-    example = None
     if found.compared:
         with session.opened(settings, f"account {pipeline.name}") as spark:
-            totals, example = compare(spark, settings, pipeline, run_id, seen, found.compared, found.taken, stage)
+            totals = compare(spark, settings, pipeline, run_id, seen, found.compared, found.taken, stage)
     now = datetime.now(UTC)
     signed = {"run": run_id, "as_of": now}
     rows = [{**row, **signed} for row in totals]
@@ -168,8 +191,8 @@ def _account(
     with writing(settings.lake_root, pipeline.account_job) as lease:
         lease.check()
         accounts.add(stage if stage.exists() else None, rows)
-    if found.compared:
-        _tell(settings.lake_root, pipeline, example)
+        _tell(settings.lake_root, pipeline, accounts, link)
+        accounts.tend()
     seconds = time.monotonic() - began
     log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
 
@@ -182,14 +205,14 @@ def compare(
     seen: Seen,
     headers: Sequence[Header],
     taken: Sequence[Taken],
-    stage: Path,
-) -> tuple[list[dict[str, Any]], str | None]:
-    """Stage the drift rows of slices; their totals, and a sentence about something unexplained if there is any."""
+    stage: Folder,
+) -> list[dict[str, Any]]:
+    """Stage the drift rows of slices; their totals."""
     finals = _finals(spark, pipeline, seen, headers)
     transformed = _tagged(spark, settings, pipeline, seen, headers, taken, finals).persist()
     names = {header.slice for header in headers}
-    live = _rows(spark, pipeline, seen.live.files(names), "epoch BIGINT, batch BIGINT, as_of TIMESTAMP")
-    final = _rows(spark, pipeline, final_files(settings.lake_root, pipeline, seen.final_version, names))
+    live = _rows(spark, pipeline, seen.live.files(names), _OF_LIVE)
+    final = _rows(spark, pipeline, final_files(settings.lake_root, pipeline, seen.final_version, names), {})
     balance = drift.balance(transformed, live, final, pipeline).persist()
     try:
         rows = drift.drift_rows(balance, finals, pipeline, run_id)
@@ -197,12 +220,10 @@ def compare(
         ordered.write.partitionBy("day").parquet(str(stage))
         by_slice = {row["slice"]: row for row in drift.totals(balance, pipeline).collect()}
         causes = drift.causes_by_slice(transformed, pipeline).collect()
-        wrong = sum(row["unexplained"] for row in by_slice.values())
-        example = _example(balance, pipeline, wrong) if wrong else None
     finally:
         balance.unpersist()
         transformed.unpersist()
-    return _totals(headers, by_slice, causes), example
+    return _totals(headers, by_slice, causes)
 
 
 def _tagged(
@@ -222,16 +243,16 @@ def _tagged(
 
 
 def _finals(spark: SparkSession, pipeline: Pipeline, seen: Seen, headers: Iterable[Header]) -> DataFrame:
-    reached = seen.live.reached(pipeline.source.name)
-    rows = [(h.slice, h.version, dict(h.offsets), reached) for h in headers]
-    columns = "slice STRING, version BIGINT, offsets MAP<INT, BIGINT>, reached MAP<INT, BIGINT>"
-    return spark.createDataFrame(rows, columns)
+    topic, offsets = pipeline.source.name, pa.map_(pa.int32(), pa.int64())
+    stream = {"begins": list(seen.live.begins(topic).items()), "reached": list(seen.live.reached(topic).items())}
+    columns = pa.schema({"slice": pa.string(), "version": pa.int64(), **dict.fromkeys(["offsets", *stream], offsets)})
+    rows = [{"slice": h.slice, "version": h.version, "offsets": list(h.offsets.items()), **stream} for h in headers]
+    return session.small_frame(spark, columns, rows)
 
 
 def _batches(spark: SparkSession, taken: Sequence[Taken]) -> DataFrame:
-    rows = [vars(batch) for batch in taken]
-    columns = {"partition": pa.int32(), "start": pa.int64(), "end": pa.int64(), "watermark": TIME}
-    return spark.createDataFrame(pa.Table.from_pylist(rows, pa.schema(list(columns.items()))))
+    columns = pa.schema({"partition": pa.int32(), "start": pa.int64(), "end": pa.int64(), "watermark": TIME})
+    return session.small_frame(spark, columns, [vars(batch) for batch in taken])
 
 
 def _width(taken: Iterable[Taken]) -> int:
@@ -240,33 +261,12 @@ def _width(taken: Iterable[Taken]) -> int:
     return max(1, sum(sizes) // max(1, len(sizes)))
 
 
-def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: str = "") -> DataFrame:
-    values = zip(pipeline.value_columns, pipeline.value_types, strict=True)
-    columns = ["window_start TIMESTAMP", "window_end TIMESTAMP", *(f"`{name}` {type_}" for name, type_ in values)]
-    schema = ", ".join([*columns, *([more] if more else [])])
-    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
-
-
-def _example(balance: DataFrame, pipeline: Pipeline, wrong: int) -> str:
-    """A sentence for the incident: the first window that nothing explains."""
-    order = [F.col("window_start"), *(F.col(f"`{key}`") for key in pipeline.keys)]
-    row = balance.where("is_unexplained").orderBy(*order).first()
-    if row is None:
-        raise Refusal(f"the account of {pipeline.name!r} found {wrong} unexplained windows and then none: run it again")
-    keys = ", ".join(f"{key}={row[key]!r}" for key in pipeline.keys)
-    differing = [each.name for each in pipeline.measures if row["unexplained"][each.name] != 0]
-    values = "; ".join(
-        f"{name}: live {_of(row, 'live', name)}, counted {_of(row, 'counted', name)}" for name in differing
-    )
-    at = iso(round(row["window_start"].timestamp() * 1000))
-    return (
-        f"slice {row['slice']}, window {at}, {keys}: {values}; {wrong} windows of this account differ from the events "
-        "that the stream has counted. docs/drift.md says what to do"
-    )
-
-
-def _of(row: Row, side: str, name: str) -> Any:
-    return "no row" if row[side] is None else row[side][name]
+def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: Mapping[str, str]) -> DataFrame:
+    values = dict(zip(pipeline.value_columns, pipeline.value_types, strict=True))
+    types = {"window_start": "TIMESTAMP", "window_end": "TIMESTAMP", **values, **more}
+    if files:
+        return spark.read.schema(", ".join(f"`{name}` {type_}" for name, type_ in types.items())).parquet(*files)
+    return spark.range(0).select(*(F.lit(None).cast(type_).alias(name) for name, type_ in types.items()))
 
 
 def _totals(headers: Iterable[Header], by_slice: Mapping[str, Row], causes: Iterable[Row]) -> list[dict[str, Any]]:
@@ -285,13 +285,39 @@ def _totals(headers: Iterable[Header], by_slice: Mapping[str, Row], causes: Iter
     return rows
 
 
-def _tell(lake_root: Path, pipeline: Pipeline, example: str | None) -> None:
+def _tell(lake_root: Folder, pipeline: Pipeline, accounts: Accounts, link: str | None) -> None:
+    """Open or close the incident by all that is stored: a run may have died before it told, or seen other slices."""
     incidents, key = Incidents.of(lake_root), unexplained(pipeline.name)
-    if example:
-        log.error("unexplained: %s", example)
-        incidents.open(key, example)
+    wrong = accounts.unexplained()
+    if wrong:
+        text = _sentence(pipeline, accounts, wrong)
+        log.error("unexplained: %s", text)
+        incidents.open(key, text, link=link)
     else:
-        incidents.close(key, "the newest account explains every difference")
+        incidents.close(key, "the newest account of every slice explains every difference")
+
+
+def _sentence(pipeline: Pipeline, accounts: Accounts, wrong: Sequence[Mapping[str, Any]]) -> str:
+    """The first window that nothing explains, and how many there are."""
+    first, windows = wrong[0], sum(row["unexplained"] for row in wrong)
+    row = accounts.first_unexplained(first["slice"], first["version"])
+    example = f", {_window(pipeline, row)}" if row else ""
+    return f"slice {first['slice']}{example}; windows that nothing explains: {windows}. docs/drift.md says what to do"
+
+
+def _window(pipeline: Pipeline, row: Mapping[str, Any]) -> str:
+    keys = ", ".join(f"{key}={row[key]!r}" for key in pipeline.keys)
+    differing = [(name, off) for name, off in row["unexplained"].items() if off != 0]
+    values = "; ".join(
+        f"{name}: live {_of(row, 'live', name)}, final {_of(row, 'final', name)}"
+        + ("" if off is None else f", unexplained {off}")
+        for name, off in differing
+    )
+    return f"window {iso(round(row['window_start'].timestamp() * 1000))}, {keys}: {values}"
+
+
+def _of(row: Mapping[str, Any], side: str, name: str) -> Any:
+    return "no row" if row[side] is None else row[side][name]
 
 
 def _prune(settings: Settings, pipeline: Pipeline, seen: Seen, accounts: Accounts) -> None:

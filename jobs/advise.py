@@ -7,7 +7,6 @@ micro-batch, and what makes an event late in it is the newest event time of the 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -18,6 +17,7 @@ from rich.text import Text
 from jobs.connectors.events import Landed
 from jobs.connectors.fenced import dataset
 from jobs.connectors.final import FinalTable
+from jobs.folders import Folder
 from jobs.pipelines.spec import HOUR_MS, Pipeline, WindowKind
 from jobs.refusal import Refusal
 
@@ -56,7 +56,9 @@ class Advice:
         return table
 
 
-def advise(lake_root: Path, pipeline: Pipeline, trigger_ms: int, *, hours: float = 24, share: float = 0.999) -> Advice:
+def advise(
+    lake_root: Folder, pipeline: Pipeline, trigger_ms: int, *, hours: float = 24, share: float = 0.999
+) -> Advice:
     """Look at the events of the newest hours, and propose the delay with which the wanted share would count."""
     if pipeline.window.kind is WindowKind.SESSION:
         raise Refusal(f"{pipeline.name!r} has session windows, whose ends the events decide: no delay can be proposed")
@@ -143,7 +145,7 @@ def _row(database: duckdb.DuckDBPyConnection, sql: str) -> tuple[Any, ...]:
     return database.execute(sql).fetchall()[0]
 
 
-def _more_rows(lake_root: Path, pipeline: Pipeline, more_seconds: int) -> int | None:
+def _more_rows(lake_root: Folder, pipeline: Pipeline, more_seconds: int) -> int | None:
     """By the rows of the newest final slices: so many windows and keys begin in a second."""
     final = FinalTable.read(lake_root, pipeline)
     headers = sorted(final.headers().values(), key=lambda header: header.slice)[-100:] if final else []

@@ -19,10 +19,11 @@ from rich.text import Text
 
 from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
-from jobs.settings import Settings
+from jobs.settings import Settings, environment
 from jobs.times import parse_time
 
 if TYPE_CHECKING:
+    from jobs.connectors.airflow_api import AirflowApi
     from jobs.connectors.fleet import Fleet
     from jobs.pipelines.spec import Pipeline
     from local.stack import Stack
@@ -334,16 +335,33 @@ def _control(output: Output, jobs: list[str] | None, act: "Callable[[Fleet, Sequ
 
 @contextmanager
 def _fleet() -> "Iterator[Fleet]":
-    """The streams of this lake, with the embedded stack's Airflow if it answers."""
+    """The streams of this lake, with Airflow if it answers."""
     from jobs.connectors.fleet import Fleet
 
     def tell(line: str) -> None:
         errors.print(line, highlight=False, soft_wrap=True)
 
-    with _stack().running_api() as api:
+    env = environment()
+    if env.get("AIRFLOW_API") and not env.get("LAKE_ROOT"):
+        raise Refusal(f"AIRFLOW_API={env['AIRFLOW_API']}: streams are asked through their lake, so set LAKE_ROOT to it")
+    with _airflow() as api:
         if api is None:
             tell("Airflow does not answer: drivers can be asked, their DAGs cannot")
         yield Fleet(lake_root=Settings.from_env().lake_root, api=api, report=tell)
+
+
+@contextmanager
+def _airflow() -> "Iterator[AirflowApi | None]":
+    """The Airflow of `AIRFLOW_API`, or else that of the embedded platform; none if it does not answer."""
+    from jobs.connectors.airflow_api import AirflowApi
+
+    env = environment()
+    if env.get("AIRFLOW_API"):
+        with AirflowApi.from_env(env) as api:
+            yield api if api.health() else None
+        return
+    with _stack().running_api() as api:
+        yield api
 
 
 def _who() -> str:
@@ -383,10 +401,11 @@ def recompute(name: str, run: _Run) -> None:
     job.run(Settings.from_env(), _pipeline(name), run)
 
 
+_Link = Annotated[str | None, typer.Option(help="Where people read about it.")]
+
+
 @app.command(hidden=True)
-def audit(
-    name: str, run: _Run, link: Annotated[str | None, typer.Option(help="Where people read about it.")] = None
-) -> None:
+def audit(name: str, run: _Run, link: _Link = None) -> None:
     """Judge by Spark what a run has staged: what the task `audit` submits when there are many rows."""
     from jobs import session
     from jobs.quality import gate
@@ -397,11 +416,13 @@ def audit(
 
 
 @app.command(hidden=True)
-def account(name: str, run: Annotated[str, typer.Option("--run", help="What to call this run.")]) -> None:
+def account(
+    name: str, run: Annotated[str, typer.Option("--run", help="What to call this run.")], link: _Link = None
+) -> None:
     """Explain how far live was from final, slice by slice: what the task `account` submits."""
     from jobs import account as job
 
-    job.run(Settings.from_env(), _pipeline(name), run)
+    job.run(Settings.from_env(), _pipeline(name), run, link)
 
 
 @app.command()
@@ -543,9 +564,9 @@ def _dag_run(dag_id: str, conf: dict[str, Any], task_id: str) -> dict[str, Any]:
     """Start a DAG run, follow it, and give what one of its tasks has to say."""
     from jobs.connectors import dag_runs
 
-    with _stack().running_api() as api, _steps(dag_id) as step:
+    with _airflow() as api, _steps(dag_id) as step:
         if api is None:
-            raise Refusal("Airflow does not answer: start it with `tideline up`")
+            raise Refusal("Airflow does not answer: `tideline up` starts the embedded one, AIRFLOW_API names another")
         run_id = dag_runs.run(api, dag_id, conf, step, _RUN_SECONDS)
         return dict(api.xcom(dag_id, run_id, task_id))
 
@@ -584,7 +605,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="How many measured drains each side has; the median counts.")] = 3,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="ingest, rolling_sum, word_count, freshness, recompute, history, publish or reading."),
+        typer.Option(help="ingest, rolling_sum, word_count, freshness, scale, recompute, history, publish or reading."),
     ] = None,
 ) -> None:
     """Measure our jobs beside plain Spark and DuckDB, and freshness; a whole run writes docs/benchmarks.md."""
@@ -601,11 +622,16 @@ def bench(
         Console().print(bench_report.table(results))
     if results.freshness:
         print(bench_report.freshness_line(results.freshness))
+    if results.scaled:
+        Console().print(bench_report.scale_table(results.scaled))
     for table in bench_report.batch_tables(results):
         Console(width=None if sys.stdout.isatty() else 160).print(table)
     if not only and records >= measure.WHOLE_RECORDS:
         bench_report.write(results, settings, rounds)
         print(f"written: {bench_report.PAGE}")
+    elif wanted == (measure.SCALE,) and records >= measure.WHOLE_RECORDS:
+        bench_report.write_scale(results, settings, rounds)
+        print(f"written: its part of {bench_report.PAGE}")
 
 
 @app.command()

@@ -65,7 +65,8 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
     def request(number: int, _frame: FrameType | None) -> None:
         log.info("%s: stopping after the current micro-batch", signal.Signals(number).name)
-        stop.set()
+        # Not in this thread: it may be about to wait for the event, with its lock in hand.
+        threading.Thread(target=stop.set).start()
 
     before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -23,10 +23,13 @@ class FailPoint(StrEnum):
 
 
 def reach(point: FailPoint, batch: int) -> None:
-    """Die here, as by `kill -9`, if `TIDELINE_FAILPOINT` is `POINT:BATCH:FILE`; FILE then says it was hit."""
+    """Die here, as by `kill -9`, if `TIDELINE_FAILPOINT` is `POINT:BATCH:FILE`; FILE then says it was hit.
+
+    Without a BATCH, in any.
+    """
     if not _SWITCH:
         return
     name, at, file = _SWITCH.split(":", 2)
-    if name == point and int(at) == batch and not Path(file).exists():
+    if name == point and at in ("", str(batch)) and not Path(file).exists():
         Path(file).write_text(f"{name} batch {batch} process {os.getpid()}\n")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 from kafka import KafkaAdminClient
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +15,7 @@ from jobs.connectors.control import Lease
 from jobs.connectors.kafka import TopicState, admin, latest, require
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import TableWriter, last_note
+from jobs.folders import Folder
 from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines import INGEST, SOURCES
 from jobs.pipelines.spec import Source
@@ -33,7 +33,7 @@ def run(settings: Settings, *, until_caught_up: bool = False) -> None:
             topics = require(client, SOURCES)
             starts = {source.name: _check(settings, source, topics) for source in SOURCES.values()}
             with session.opened(settings, INGEST) as spark:
-                lease.show(ui=spark.sparkContext.uiWebUrl)
+                lease.show(ui=session.ui_of(spark))
                 return _run_queries(spark, settings, lease, client, starts, stop, until_caught_up)
 
     driver.supervised(settings, INGEST, work)
@@ -89,5 +89,5 @@ def landed(records: DataFrame, source: Source) -> DataFrame:
     return parse(records, source).withColumn("hour", hour)
 
 
-def _stage(events: DataFrame, folder: Path, _batch: Batch) -> None:
+def _stage(events: DataFrame, folder: Folder, _batch: Batch) -> None:
     events.write.partitionBy("hour").parquet(str(folder))

@@ -2,10 +2,8 @@
 
 import threading
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from kafka import KafkaAdminClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -15,8 +13,10 @@ from jobs.connectors import streams
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import admin, latest, require
+from jobs.connectors.parquet import write
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import PRUNE, TableWriter, last_note
+from jobs.folders import Folder
 from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 from jobs.settings import Settings, binding_conf
@@ -33,7 +33,7 @@ def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False
         with admin(settings.kafka) as client:
             start = _check(settings, pipeline, client)
             with session.opened(settings, pipeline.name) as spark:
-                lease.show(ui=spark.sparkContext.uiWebUrl)
+                lease.show(ui=session.ui_of(spark))
                 return _run_query(spark, settings, pipeline, lease, client, start, stop, until_caught_up)
 
     driver.supervised(settings, pipeline.name, work)
@@ -76,14 +76,14 @@ def _run_query(
     windows = aggregate(counted(records, pipeline), pipeline)
     checkpoint = Checkpoint.of(settings.lake_root, pipeline.name)
 
-    def announce(files: list[Path], batch: Batch) -> None:
+    def announce(files: list[Folder], batch: Batch) -> None:
         rows = [str(file) for file in files if file.parent.name != f"slice={BATCHES_SLICE}"]
         if rows:
             live = spark.read.schema(_rows(windows, lease, batch, pipeline).schema).parquet(*rows)
             live = live.withColumns({"finality": F.lit("live"), "version": F.lit(0)})
             streams.send(messages(live, pipeline), settings.kafka, pipeline.output)
 
-    def stage(updates: DataFrame, folder: Path, batch: Batch) -> None:
+    def stage(updates: DataFrame, folder: Folder, batch: Batch) -> None:
         _rows(updates, lease, batch, pipeline).write.partitionBy("slice").parquet(str(folder))
         _write_batch_row(folder, lease, batch, pipeline)
 
@@ -144,7 +144,7 @@ def _table_schema(windows: DataFrame) -> pa.Schema:
     )
 
 
-def _write_batch_row(folder: Path, lease: Lease, batch: Batch, pipeline: Pipeline) -> None:
+def _write_batch_row(folder: Folder, lease: Lease, batch: Batch, pipeline: Pipeline) -> None:
     (ranges,) = batch.note.topics.values()
     time = pa.timestamp("us", tz="UTC")
     row = {
@@ -156,8 +156,7 @@ def _write_batch_row(folder: Path, lease: Lease, batch: Batch, pipeline: Pipelin
         "watermark": pa.array([_utc(batch.late_watermark_ms)], time),
     }
     file = folder / f"slice={BATCHES_SLICE}" / "batch.parquet"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(row), file)
+    write(pa.table(row), file)
 
 
 def _utc(milliseconds: int) -> datetime:

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Lock
 
 from kafka import KafkaAdminClient
@@ -14,8 +13,10 @@ from pyspark.sql import DataFrame
 from jobs.connectors.checkpoint import Checkpoint, Planned
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import topic_ids
+from jobs.connectors.parquet import files_in
 from jobs.connectors.tables import Note, Ranges, TableWriter
 from jobs.failpoints import FailPoint, reach
+from jobs.folders import Folder
 from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,8 @@ class MicroBatches:
     cluster_id: str
     topic_id: str
     begins: dict[int, int]
-    stage: Callable[[DataFrame, Path, Batch], None]
-    announce: Callable[[list[Path], Batch], None] | None = None
+    stage: Callable[[DataFrame, Folder, Batch], None]
+    announce: Callable[[list[Folder], Batch], None] | None = None
     # Slices whose rows nobody needs any more.
     superseded: Callable[[], Collection[str]] = tuple
     failure: Exception | None = None
@@ -104,10 +105,10 @@ class MicroBatches:
         self.lease.check()
         self.table.tend(self.superseded)
 
-    def _commit(self, folder: Path, batch: Batch) -> list[Path]:
+    def _commit(self, folder: Folder, batch: Batch) -> list[Folder]:
         if self.table.has(batch.note.write_id, batch.number):
             log.info("batch %d is in %s already: it is not written again", batch.number, self.table.path.name)
-            return sorted(folder.rglob("*.parquet"))
+            return files_in(folder)
         # Kafka may take its time: the lease is looked at last.
         self._check_topic()
         self.lease.check()

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -23,6 +22,7 @@ from jobs.connectors.fenced import files_of
 from jobs.connectors.final import live_schema, schema_of
 from jobs.connectors.incidents import Incidents, as_table
 from jobs.connectors.ledger import SCHEMA as LEDGER
+from jobs.folders import Folder
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.relations import relations, table_name, tables
 from jobs.pipelines.spec import INCIDENTS
@@ -35,10 +35,14 @@ _SAFE: dict[str, Any] = {
 }
 
 
+class NotThereError(Refusal):
+    """A question about something that nobody has written yet."""
+
+
 class Lake:
     """A read-only view of the lake. Keep one: what it has read of a table's log it need not read again."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Folder) -> None:
         """Nothing is read before it is asked for."""
         self._root = root
         self._tables = tables()
@@ -59,7 +63,9 @@ class Lake:
                 missing = [name for name in self._needed(names) if not self._define(database, name)]
                 return _distinct(database.sql(sql).to_arrow_table())
             except duckdb.CatalogException as error:
-                raise Refusal(self._hint(missing) or f"the query cannot be answered: {error}") from error
+                if hint := self._hint(missing):
+                    raise NotThereError(hint) from error
+                raise Refusal(f"the query cannot be answered: {error}") from error
             except duckdb.Error as error:
                 raise Refusal(f"the query cannot be answered: {error}") from error
 
@@ -111,7 +117,7 @@ class Lake:
         except (KeyError, DeltaError):
             # Not read before, or deleted and created anew since.
             try:
-                self._opened[name] = DeltaTable(path)
+                self._opened[name] = DeltaTable(str(path))
             except TableNotFoundError:
                 return None
         return self._opened[name]

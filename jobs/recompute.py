@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterable
 from functools import reduce
 from operator import or_
-from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -13,6 +13,7 @@ from jobs import session
 from jobs.connectors.events import Landed
 from jobs.connectors.runs import Plan, RunFolder
 from jobs.failpoints import FailPoint, reach
+from jobs.folders import Folder
 from jobs.pipelines.slices import Slice, runs_of
 from jobs.pipelines.spec import Pipeline, Source
 from jobs.refusal import Refusal
@@ -96,7 +97,9 @@ def _signed(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
     if len(set(versions.values())) == 1:
         versioned = windows.withColumn("version", F.lit(next(iter(versions.values()))).cast("bigint"))
     else:
-        known = spark.createDataFrame(list(versions.items()), "slice STRING, version BIGINT")
+        columns = pa.schema({"slice": pa.string(), "version": pa.int64()})
+        rows = [{"slice": name, "version": version} for name, version in versions.items()]
+        known = session.small_frame(spark, columns, rows)
         versioned = windows.join(F.broadcast(known), "slice")
     return versioned.withColumns(
         {
@@ -107,7 +110,7 @@ def _signed(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
     )
 
 
-def _write(windows: DataFrame, folder: Path, pipeline: Pipeline) -> None:
+def _write(windows: DataFrame, folder: Folder, pipeline: Pipeline) -> None:
     """One file per slice, in order: the same rows give the same bytes."""
     order = ("slice", "window_start", *(f"`{key}`" for key in pipeline.keys))
     ordered = windows.repartition("slice").sortWithinPartitions(*order)

@@ -3,10 +3,12 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs.settings import Settings, spark_conf
 
@@ -37,5 +39,17 @@ def build(settings: Settings, name: str) -> SparkSession:
     for key, value in spark_conf(settings).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    log.info("Spark UI of %s: %s", name, spark.sparkContext.uiWebUrl)
+    log.info("Spark UI of %s: %s", name, ui_of(spark))
     return spark
+
+
+def small_frame(spark: SparkSession, columns: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """A few rows that are known here. By Arrow: a list would be read by Python in executors, which may have none."""
+    return spark.createDataFrame(pa.Table.from_pylist(list(rows), columns))
+
+
+def ui_of(spark: SparkSession) -> str | None:
+    """The address of its pages: behind a cluster's own, where that hands requests on."""
+    context = spark.sparkContext
+    proxy = spark.conf.get("spark.ui.reverseProxyUrl", None)
+    return f"{proxy}/proxy/{context.applicationId}/" if proxy else context.uiWebUrl

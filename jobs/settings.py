@@ -1,16 +1,21 @@
 """Where things are, read once from the environment. Every setting is explained in `.env.example`."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from jobs.folders import Folder, folder_at
 from jobs.refusal import Refusal
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 PROJECT = Path(__file__).resolve().parent.parent
+JVM_OPTIONS = (
+    # Throughput counts, not pauses: +17 % to +32 % over G1 on two cores.
+    "-XX:+UseParallelGC",
+    f"-Dlog4j2.configurationFile={(PROJECT / 'jobs' / 'log4j2.properties').as_uri()}",
+)
 
 
 def read_env_file(path: Path) -> dict[str, str]:
@@ -20,6 +25,11 @@ def read_env_file(path: Path) -> dict[str, str]:
     lines = (line.strip() for line in path.read_text().splitlines())
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name.strip(): value.strip().strip("'\"") for name, equals, value in pairs if equals}
+
+
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The settings of the process; `.env` in the project's folder fills in what the environment leaves open."""
+    return {**read_env_file(PROJECT / ".env"), **(os.environ if env is None else env)}
 
 
 def whole_number(env: Mapping[str, str], name: str, default: int) -> int:
@@ -59,7 +69,7 @@ class KafkaSettings:
 class Settings:
     """What a job needs to know about the place it runs in."""
 
-    lake_root: Path
+    lake_root: Folder
     jars: Path
     kafka: KafkaSettings
     spark_master: str
@@ -71,14 +81,20 @@ class Settings:
     max_offsets: int
     stall_seconds: int
     live_kept_seconds: int
+    # Of an object store that is not Amazon's own; by the names that its clients know.
+    s3_endpoint: str | None = None
+    s3_region: str | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
         """The settings of the process; `.env` in the project's folder fills in what the environment leaves open."""
-        env = {**read_env_file(PROJECT / ".env"), **(os.environ if env is None else env)}
+        env = environment(env)
         home = Path(env.get("TIDELINE_HOME") or PROJECT / ".tideline")
+        lake_root = folder_at(env.get("LAKE_ROOT") or str(home / "lake"))
+        if not isinstance(lake_root, Path):
+            _hand_to_clients(env)
         return cls(
-            lake_root=_local_folder(env.get("LAKE_ROOT") or str(home / "lake")),
+            lake_root=lake_root,
             jars=Path(env.get("TIDELINE_JARS") or PROJECT / ".tideline" / "jars").resolve(),
             kafka=KafkaSettings.from_env(env),
             spark_master=env.get("SPARK_MASTER") or f"local[{min(os.cpu_count() or 2, 4) + 1}]",
@@ -91,14 +107,23 @@ class Settings:
             max_offsets=whole_number(env, "STREAM_MAX_OFFSETS", 5_000_000),
             stall_seconds=whole_number(env, "STREAM_STALL_SECONDS", 180),
             live_kept_seconds=whole_number(env, "LIVE_KEPT_SECONDS", 3600),
+            s3_endpoint=env.get("AWS_ENDPOINT_URL") or None,
+            s3_region=env.get("AWS_REGION") or None,
         )
 
 
-def _local_folder(root: str) -> Path:
-    path = re.sub(r"^file:(//)?", "", root)
-    if re.match(r"\w+:", path):
-        raise Refusal(f"LAKE_ROOT={root!r}: only a local folder (a path or file://path) can hold the lake so far")
-    return Path(path).expanduser().resolve()
+def _hand_to_clients(env: Mapping[str, str]) -> None:
+    """Clients of object stores look into the environment of the process, and nowhere else. What is empty is not set."""
+    for name in (name for name in env if name.startswith("AWS_")):
+        if env[name]:
+            os.environ[name] = env[name]
+        else:
+            os.environ.pop(name, None)
+    if not (env.get("AWS_REGION") or env.get("AWS_ENDPOINT_URL")):
+        raise Refusal(
+            f"LAKE_ROOT={env['LAKE_ROOT']!r} lies in a bucket: set AWS_REGION to its region, or AWS_ENDPOINT_URL to "
+            "the address of a store that is not Amazon's"
+        )
 
 
 def binding_conf(settings: Settings) -> dict[str, str]:
@@ -120,30 +145,68 @@ def _shared_classes(jars: Path) -> list[str]:
     return [f'"-XX:SharedArchiveFile={archive}"', "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
 
 
+_CREDENTIALS = (
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+)
+_BY_FILE_SYSTEM = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+
+
+def fast_local_files(settings: Settings, *, everywhere: bool = False) -> dict[str, str]:
+    """Hadoop's own local file system starts a process (chmod, readlink) for each file and folder it makes.
+
+    Those are thirty in a small micro-batch; this one does the same without. ``everywhere``: in executors of a cluster,
+    too, which have its jar at the same path.
+    """
+    jar = ":".join(map(str, (settings.jars / "spark").glob("hadoop-bare-naked-local-fs-*.jar")))
+    return {
+        "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+        # Spark needs it before it loads other jars.
+        "spark.driver.extraClassPath": jar,
+        **({"spark.executor.extraClassPath": jar} if everywhere else {}),
+        **_BY_FILE_SYSTEM,
+    }
+
+
+def _object_store(settings: Settings) -> dict[str, str]:
+    """How Spark reaches a lake in a bucket: by the name under which all others know it."""
+    if isinstance(settings.lake_root, Path):
+        return {}
+    s3a = "spark.hadoop.fs.s3a"
+    # A store that is not Amazon's has no host name for each bucket.
+    elsewhere = {f"{s3a}.endpoint": settings.s3_endpoint or "", f"{s3a}.path.style.access": "true"}
+    return {
+        "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+        # By the second version, folders would be marked that nothing else removes.
+        "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
+        # Keys that Spark hands to executors, then all places where the other clients look: a web identity, a role.
+        f"{s3a}.aws.credentials.provider": ",".join(_CREDENTIALS),
+        **({f"{s3a}.endpoint.region": settings.s3_region} if settings.s3_region else {}),
+        **(elsewhere if settings.s3_endpoint else {}),
+        **_BY_FILE_SYSTEM,
+    }
+
+
 def spark_conf(settings: Settings) -> dict[str, str]:
     """Everything Spark must be told, also before its JVM starts; the same for `spark-submit` and by hand."""
-    jars = [str(jar) for jar in sorted((settings.jars / "spark").glob("*.jar"))]
+    sets = ("spark",) if isinstance(settings.lake_root, Path) else ("spark", "s3")
+    jars = [str(jar) for name in sets for jar in sorted((settings.jars / name).glob("*.jar"))]
     if not jars:
         raise Refusal(f"no Spark jars in {settings.jars / 'spark'}: fetch them with `tideline jars`")
-    logging = (PROJECT / "jobs" / "log4j2.properties").as_uri()
     on_one_machine = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # Hadoop's own local file system starts a process (chmod, readlink) for each file and folder it makes, thirty
-        # of them in a small micro-batch. This one does the same without; Spark needs it before it loads other jars.
-        "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
-        "spark.driver.extraClassPath": ":".join(jar for jar in jars if "hadoop-bare-naked-local-fs" in jar),
-        "spark.sql.streaming.checkpointFileManagerClass": (
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-        ),
+        **fast_local_files(settings),
     }
     return {
         "spark.jars": ",".join(jars),
         "spark.driver.memory": settings.driver_memory,
-        # Throughput counts, not pauses: +17 % to +32 % over G1 on two cores.
-        "spark.driver.extraJavaOptions": " ".join(
-            ["-XX:+UseParallelGC", f"-Dlog4j2.configurationFile={logging}", *_shared_classes(settings.jars)]
-        ),
+        "spark.driver.extraJavaOptions": " ".join([*JVM_OPTIONS, *_shared_classes(settings.jars)]),
         "spark.ui.showConsoleProgress": "false",
         # Any free port: several drivers run side by side. Each logs its address.
         "spark.ui.port": "0",
@@ -171,5 +234,6 @@ def spark_conf(settings: Settings) -> dict[str, str]:
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        **_object_store(settings),
         **(on_one_machine if settings.spark_master.startswith("local") else {}),
     }

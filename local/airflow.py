@@ -6,7 +6,7 @@ import secrets
 import subprocess
 import sys
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +34,7 @@ _MIGRATE_SECONDS = 300
 # Batch jobs beside the streams: more of them at a time would only wait for each other.
 _POOLS = {"tideline_recompute": max(1, (os.cpu_count() or 2) // 2), "tideline_account": 1}
 # These say at INFO what they do with every request, file or function.
-_CHATTY = (
+CHATTY = (
     "airflow.models.dag",
     "airflow.serialization.definitions.dag",
     "great_expectations",
@@ -62,14 +62,14 @@ class Airflow:
         """The components by name, in the order they start."""
         env = self.environment()
         return {
-            name: Service(name=name, home=self.settings.home, command=_airflow(*words), env=env)
+            name: Service(name=name, home=self.settings.home, command=airflow_command(*words), env=env)
             for name, (words, _) in COMPONENTS.items()
         }
 
     def prepare(self) -> None:
         """Secrets, login and database, each made once; the database again when Airflow's version moved."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        _write_private(self._passwords_file, json.dumps({self.settings.airflow_user: self.password()}))
+        write_private(self._passwords_file, json.dumps({self.settings.airflow_user: self.password()}))
         stamp, installed = self.folder / "migrated", f"{version('apache-airflow-core')}, pools {_POOLS}"
         if not stamp.exists() or stamp.read_text() != installed:
             self._migrate()
@@ -148,13 +148,13 @@ class Airflow:
             "api_auth": {"jwt_secret": drawn["jwt_secret"]},
             "database": {"sql_alchemy_conn": f"sqlite:///{self.folder / 'airflow.db'}"},
             "dag_processor": {"parsing_processes": 1, "print_stats_interval": 0},
-            # A dead task is noticed in one minute instead of five.
-            "scheduler": {"task_instance_heartbeat_timeout": 60},
+            # A dead task is noticed in one minute instead of five; so is one that died together with its scheduler.
+            "scheduler": {"task_instance_heartbeat_timeout": 60, "orphaned_tasks_check_interval": 30},
             "logging": {
                 "base_log_folder": logs / "tasks",
                 "dag_processor_child_process_log_directory": logs / "dag-processor",
                 "colored_console_log": False,
-                "namespace_levels": " ".join(f"{name}=WARNING" for name in _CHATTY),
+                "namespace_levels": " ".join(f"{name}=WARNING" for name in CHATTY),
             },
         }
         named = {
@@ -170,17 +170,16 @@ class Airflow:
             self.folder.mkdir(parents=True, exist_ok=True)
             drawn = {name: secrets.token_urlsafe(48) for name in ("jwt_secret", "secret_key")}
             fernet_key = urlsafe_b64encode(secrets.token_bytes(32)).decode()
-            _write_private(path, json.dumps({**drawn, "fernet_key": fernet_key, "password": secrets.token_urlsafe(9)}))
+            write_private(path, json.dumps({**drawn, "fernet_key": fernet_key, "password": secrets.token_urlsafe(9)}))
         return dict(json.loads(path.read_text()))
 
     def _migrate(self) -> None:
         log = self.settings.home / "logs" / "db-migrate.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        pools = [("pools", "set", pool, str(slots), "Spark jobs of the batch") for pool, slots in _POOLS.items()]
         with log.open("w") as out:
-            for words in (("db", "migrate"), *pools):
+            for command in preparations(_POOLS):
                 ran = subprocess.run(
-                    _airflow(*words),
+                    command,
                     env=self.environment(),
                     stdout=out,
                     stderr=out,
@@ -193,11 +192,19 @@ class Airflow:
                     )
 
 
-def _airflow(*words: str) -> tuple[str, ...]:
+def preparations(pools: Mapping[str, int | str]) -> Iterator[tuple[str, ...]]:
+    """The commands that make Airflow's database what this version needs, and give it the pools; harmless again."""
+    yield airflow_command("db", "migrate")
+    for pool, slots in pools.items():
+        yield airflow_command("pools", "set", pool, str(slots), "Spark jobs of the batch")
+
+
+def airflow_command(*words: str) -> tuple[str, ...]:
+    """Airflow's command line, by this very Python."""
     return (sys.executable, "-m", "airflow", *words)
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Readable by its owner only, from the first byte."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)

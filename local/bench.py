@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,13 +31,15 @@ from jobs.pipelines.spec import Topic
 from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
-from local import bench_batch
+from local import bench_batch, bench_scale
 from local.bench_batch import BATCH, Batch, Sizes
+from local.bench_scale import PARTITIONS, WORKERS, WORKLOAD, Scaled
 from local.broker import Broker
 
 FRESHNESS = "freshness"
+SCALE = "scale"
 RACES = (INGEST, "rolling_sum", "word_count")
-EVERYTHING = (*RACES, FRESHNESS, *BATCH)
+EVERYTHING = (*RACES, FRESHNESS, SCALE, *BATCH)
 # Fewer records measure how a query starts rather than how it runs.
 WHOLE_RECORDS = 1_000_000
 GOAL_RATIO = 0.9
@@ -94,6 +96,7 @@ class Results:
     load_before: float
     load_after: float
     batch: Batch | None = None
+    scaled: tuple[Scaled, ...] = ()
 
 
 def run(settings: Settings, *, records: int, rounds: int, only: tuple[str, ...], report: Report) -> Results:
@@ -104,10 +107,18 @@ def run(settings: Settings, *, records: int, rounds: int, only: tuple[str, ...],
     load_before = os.getloadavg()[0]
     races = tuple(_race(settings, name, records, rounds, report) for name in RACES if name in only)
     freshness = _freshness(settings, report) if FRESHNESS in only else None
+    scaled = _scale(settings, records, rounds, report) if SCALE in only else ()
     # Last: it starts Spark in this process.
     batch = _batch(settings, Sizes.of(records, rounds), only, report) if set(BATCH) & set(only) else None
     load_after = os.getloadavg()[0]
-    return Results(races=races, freshness=freshness, batch=batch, load_before=load_before, load_after=load_after)
+    return Results(
+        races=races,
+        freshness=freshness,
+        batch=batch,
+        scaled=scaled,
+        load_before=load_before,
+        load_after=load_after,
+    )
 
 
 def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
@@ -115,9 +126,44 @@ def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report
         return bench_batch.run(replace(settings, kafka=kafka, lake_root=home / "lake"), sizes, only, report)
 
 
+def _scale(settings: Settings, records: int, rounds: int, report: Report) -> tuple[Scaled, ...]:
+    return tuple(
+        _drain_scaled(settings, workers, partitions, records, rounds, report)
+        for partitions in PARTITIONS
+        for workers in WORKERS
+    )
+
+
+def _drain_scaled(
+    settings: Settings, workers: int, partitions: int, records: int, rounds: int, report: Report
+) -> Scaled:
+    said = f"scale: {workers} worker{'s' if workers > 1 else ''}, {partitions} partition{'s' if partitions > 1 else ''}"
+    warm_up = max(int(records * _WARM_UP_SHARE), 1_000)
+    total = _WARM_UPS * warm_up + rounds * records
+    feed = _Feed(sources=_READS[WORKLOAD], start_ms=int(time.time() * 1000) - total - 60_000)
+    seconds = []
+    with (
+        _place(settings, SCALE, {SOURCES["numbers"].name: partitions}) as (kafka, env, home),
+        bench_scale.cluster(settings, workers, home) as spark,
+        _Worker("ours", WORKLOAD, {**env, **spark, "SPARK_SHUFFLE_PARTITIONS": "2"}, home) as worker,
+    ):
+        for number in range(_WARM_UPS):
+            report(f"{said}: warming up, {number + 1} of {_WARM_UPS}")
+            feed.send(kafka, warm_up)
+            worker.drain()
+        for number in range(rounds):
+            feed.send(kafka, records)
+            report(f"{said}: {records:,} records, {number + 1} of {rounds}")
+            seconds.append(worker.drain())
+    return Scaled(workers=workers, partitions=partitions, records=records, seconds=seconds)
+
+
 @contextmanager
-def _place(settings: Settings, name: str) -> Iterator[tuple[KafkaSettings, dict[str, str], Path]]:
+def _place(
+    settings: Settings, name: str, partitions: Mapping[str, int] | None = None
+) -> Iterator[tuple[KafkaSettings, dict[str, str], Path]]:
     """A new broker with all topics, the environment of processes that use it and a folder, for one measurement."""
+    asked = partitions or {}
     with tempfile.TemporaryDirectory(prefix=f"tideline-bench-{name}-") as folder:
         home = Path(folder)
         with Broker(home=home, jars=settings.jars / "broker") as broker:
@@ -126,7 +172,9 @@ def _place(settings: Settings, name: str) -> Iterator[tuple[KafkaSettings, dict[
             unset = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
             env = {**unset, **kafka.as_env(), "LAKE_ROOT": str(home / "lake"), "TIDELINE_JARS": str(settings.jars)}
             with admin(kafka) as client:
-                topics.apply(client, topics.survey(client, (*pipelines.topics(), *_plain_outputs())))
+                wanted = (*pipelines.topics(), *_plain_outputs())
+                sized = [replace(topic, partitions=asked.get(topic.name, topic.partitions)) for topic in wanted]
+                topics.apply(client, topics.survey(client, sized))
             yield kafka, env, home
 
 

@@ -9,21 +9,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Self
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from jobs.connectors.final import FinalTable, Publication, columns_of, live_schema, schema_of
 from jobs.connectors.kafka import TopicState, admin, require
 from jobs.connectors.ledger import Ledger
+from jobs.connectors.parquet import write
 from jobs.connectors.planning import writing
 from jobs.connectors.states import Boundary, Counted, Entry, Header, State, reconciled
 from jobs.connectors.streams import arrow_schema
 from jobs.connectors.tables import Note, Ranges, TableWriter
+from jobs.folders import Folder
 from jobs.ingest import landed
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.pipelines.slices import Slice, slice_at, slice_named
@@ -123,6 +124,8 @@ class MadeLake:
             headers = [self.header(slice_, rows=WINDOWS * keys, as_of_ms=as_of_ms, end=end) for slice_ in slices]
             files = stage_windows(final, headers, keys)
             final.publish([Publication(header=h, files=(file,)) for h, file in zip(headers, files, strict=True)])
+            # As so many publishes would have left it: every 50th writes one.
+            DeltaTable(str(final.path)).create_checkpoint()
             boundary = Boundary(topic_id=self.topic.topic_id, ends=self._ends(end))
             taken = Entry(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)
             lines = [reconciled(header, taken) for header in headers]
@@ -170,9 +173,9 @@ def events_schema(spark: SparkSession) -> pa.Schema:
     return arrow_schema(landed(spark.createDataFrame([], _RECORDS), _SOURCE))
 
 
-def stage_windows(final: FinalTable, headers: Sequence[Header], keys: int) -> list[Path]:
+def stage_windows(final: FinalTable, headers: Sequence[Header], keys: int) -> list[Folder]:
     """The rows of slices, a file each, staged as Spark would: a window a second for so many keys."""
-    files = []
+    files, stage = [], final.new_stage()
     with _database() as database:
         for header in headers:
             slice_ = slice_named(PIPELINE, header.slice)
@@ -180,7 +183,7 @@ def stage_windows(final: FinalTable, headers: Sequence[Header], keys: int) -> li
             signed = {"version": header.version, "as_of": _time(header.as_of_ms), "run": header.run}
             signed |= {"fingerprint": header.fingerprint}
             staged = _signed(rows, signed).select([*columns_of(PIPELINE).names, *signed])
-            files.append(_write(staged, final.new_stage() / f"slice={header.slice}"))
+            files.append(_write(staged, stage / f"slice={header.slice}"))
     return files
 
 
@@ -228,11 +231,10 @@ def _signed(rows: pa.Table, values: dict[str, object]) -> pa.Table:
     return rows
 
 
-def _write(rows: pa.Table, folder: Path, drop: str | None = None) -> Path:
+def _write(rows: pa.Table, folder: Folder, drop: str | None = None) -> Folder:
     """One file in the folder of a partition, whose column it does not have."""
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{time.monotonic_ns()}.parquet"
-    pq.write_table(rows.drop_columns([drop]) if drop else rows, file)
+    write(rows.drop_columns([drop]) if drop else rows, file)
     return file
 
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -10,13 +11,28 @@ from pathlib import Path
 import psutil
 from rich.table import Table
 
+from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings
 from local.bench import GOAL_P95_SECONDS, GOAL_RATIO, SIDES, Freshness, Race, Results
 from local.bench_batch import Batch
 from local.bench_batch_report import met, sections, tables
+from local.bench_scale import WORKERS, Scaled
 from local.java import find_java
 
 PAGE = PROJECT / "docs" / "benchmarks.md"
+_SCALE_BEGIN, _SCALE_END = "<!-- scale -->", "<!-- /scale -->"
+_SCALE = """\
+{begin}
+
+| partitions | 1 worker, records/s | 2 workers, records/s | 2 ÷ 1 |
+| ---: | ---: | ---: | ---: |
+{rows}
+
+{records} numbers are drained by `rolling_sum` on a standalone cluster whose workers have one core each, in a warm
+session; the median of {rounds} drains. Broker, driver and workers share the machine: {machine}; {date}, commit
+{commit}, load average {load}. [Growing](growing.md#what-limits-it-on-one-machine) says what limits it.
+
+{end}"""
 
 
 def table(results: Results) -> Table:
@@ -41,6 +57,41 @@ def batch_tables(results: Results) -> list[Table]:
     return tables(results.batch or Batch())
 
 
+def scale_table(scaled: Sequence[Scaled]) -> Table:
+    """What more workers and partitions bring."""
+    shown = Table("partitions", *(f"{workers} × 1 core, /s" for workers in WORKERS), "2 ÷ 1", title="scale")
+    for row in _scale_rows(scaled):
+        shown.add_row(*row)
+    return shown
+
+
+def _scale_rows(scaled: Sequence[Scaled]) -> list[tuple[str, ...]]:
+    found = {(one.partitions, one.workers): one for one in scaled}
+    rows: list[tuple[str, ...]] = []
+    for partitions in sorted({one.partitions for one in scaled}):
+        one, two = (found[partitions, workers].per_second for workers in WORKERS)
+        rows.append((str(partitions), f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}"))
+    return rows
+
+
+def write_scale(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
+    """Replace its part of the page, and no other."""
+    head, begin, rest = page.read_text().partition(_SCALE_BEGIN)
+    _, end, tail = rest.partition(_SCALE_END)
+    if not begin or not end:
+        raise Refusal(f"{page} has no part between {_SCALE_BEGIN} and {_SCALE_END}: write it whole by `make bench`")
+    page.write_text(head + _scale_part(results, settings, rounds) + tail)
+
+
+def _scale_part(results: Results, settings: Settings, rounds: int) -> str:
+    if not results.scaled:
+        return f"{_SCALE_BEGIN}\n\nnot measured\n\n{_SCALE_END}"
+    facts = _where(results, settings)
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in _scale_rows(results.scaled))
+    records = f"{results.scaled[0].records:,}"
+    return _SCALE.format(begin=_SCALE_BEGIN, end=_SCALE_END, rows=rows, records=records, rounds=rounds, **facts)
+
+
 def write(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
     """Replace the page by these results."""
     page.write_text(_PAGE.format(**_facts(results, settings, rounds)))
@@ -59,12 +110,7 @@ def _facts(results: Results, settings: Settings, rounds: int) -> dict[str, objec
         for side in SIDES
     )
     return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{_processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB memory",
-        "system": f"{platform.system()} {platform.release()}",
-        "load": f"{results.load_before:.2f} before, {results.load_after:.2f} after",
-        "versions": ", ".join(_versions(settings)),
-        "commit": _commit(),
+        **_where(results, settings),
         "spark": f"{settings.spark_master}, {settings.driver_memory} of memory",
         "rounds": rounds,
         "drains": drains,
@@ -72,6 +118,18 @@ def _facts(results: Results, settings: Settings, rounds: int) -> dict[str, objec
         "ratio": GOAL_RATIO,
         "freshness": freshness_line(results.freshness) if results.freshness else "not measured",
         "batch": "\n\n".join(section.markdown() for section in sections(results.batch or Batch())),
+        "scale": _scale_part(results, settings, rounds),
+    }
+
+
+def _where(results: Results, settings: Settings) -> dict[str, str]:
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB memory",
+        "system": f"{platform.system()} {platform.release()}",
+        "load": f"{results.load_before:.2f} before, {results.load_after:.2f} after",
+        "versions": ", ".join(_versions(settings)),
+        "commit": _commit(),
     }
 
 
@@ -122,6 +180,10 @@ shuffle partitions, RocksDB state with changelog checkpoints and the parallel ga
 files without a process for each (docs/decisions/0005) and sends batches of 256 KiB to the topic instead of 16.
 After the last drain the tables of both sides are compared: they must have counted every record.
 
+## More workers, more partitions
+
+{scale}
+
 ## Freshness
 
 {freshness}
@@ -148,5 +210,6 @@ the broker and the asking process share the machine.
 
 `make bench` (about half an hour on a quiet machine). `tideline bench --records 50000 --only rolling_sum` is a quick
 look: it prints, and leaves this page alone. `--only` takes `ingest`, `rolling_sum`, `word_count`, `freshness`,
-`recompute`, `history`, `publish` and `reading`. How the platform does for hours is another question: `make soak`.
+`scale`, `recompute`, `history`, `publish` and `reading`; `scale` alone replaces its part of this page. How the
+platform does for hours is another question: `make soak`.
 """

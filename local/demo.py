@@ -35,31 +35,35 @@ _FRESH = timedelta(minutes=3)
 
 def run(stack: Stack, console: Console) -> None:
     """Start what does not run yet, wait for windows, show them and where to go from here."""
-    lake = Lake(stack.settings.jobs.lake_root)
     with step(console, "Platform") as tell:
         stack.up(tell)
     with stack.airflow.api() as api:
-        with step(console, "DAGs are read"):
-            _wait_for_dags(api)
-        with step(console, "Topics"):
-            _provision(api)
-        with step(console, "Streams and traffic"):
-            _start(api)
-        with step(console, "Windows") as tell:
-            _wait_for_windows(api, lake, tell)
-        for name in SHOWN:
-            console.print(_newest(lake, name))
-        with step(console, "Final") as tell:
-            _wait_for_final(api, lake, tell)
-        with step(console, "Account") as tell:
-            _account(api, lake, tell)
-        _start_the_rest(api)
-    console.print(_slices(lake))
-    console.print(_drift_line(lake), highlight=False)
+        show(api, Lake(stack.settings.jobs.lake_root), console)
     console.print(addresses(stack))
     more = "select * from word_count_total order by occurrences desc limit 5"
     console.print(f'More: [bold].venv/bin/tideline query "{more}"[/bold]', soft_wrap=True)
     console.print("Stop: [bold]make down[/bold]")
+
+
+def show(api: AirflowApi, lake: Lake, console: Console) -> None:
+    """Start topics, streams and traffic on a platform that runs, wait for windows, live and final, and show them."""
+    with step(console, "DAGs are read"):
+        _wait_for_dags(api)
+    with step(console, "Topics"):
+        _provision(api)
+    with step(console, "Streams and traffic"):
+        _start(api)
+    with step(console, "Windows") as tell:
+        _wait_for_windows(api, lake, tell)
+    for name in SHOWN:
+        console.print(_newest(lake, name))
+    with step(console, "Final") as tell:
+        _wait_for_final(api, lake, tell)
+    with step(console, "Account") as tell:
+        _account(api, lake, tell)
+    _start_the_rest(api)
+    console.print(_slices(lake))
+    console.print(_drift_line(lake), highlight=False)
 
 
 @contextmanager
@@ -77,9 +81,8 @@ def _wait_for_dags(api: AirflowApi) -> None:
     deadline = time.monotonic() + _PARSED_SECONDS
     while missing := wanted - api.dags().keys():
         if time.monotonic() > deadline:
-            raise Refusal(
-                f"Airflow does not show the DAGs {sorted(missing)}: {api.import_errors() or 'see dag-processor.log'}"
-            )
+            why = api.import_errors() or "see the log of the DAG processor"
+            raise Refusal(f"Airflow does not show the DAGs {sorted(missing)}: {why}")
         time.sleep(1)
 
 

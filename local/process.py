@@ -65,7 +65,7 @@ class Service:
         with suppress(psutil.Error):
             process = psutil.Process(record["pid"])
             same = abs(process.create_time() - record["started"]) < _SAME_START_SECONDS
-            return process if same and _alive(process) else None
+            return process if same and is_alive(process) else None
         return None
 
     def session(self) -> int | None:
@@ -84,7 +84,7 @@ class Service:
     def kill(self) -> None:
         """SIGKILL to it and to everything of its session; returns when they are gone."""
         if session := self.session():
-            kill([process for process in marked(self.home) if session_of(process) == session])
+            kill_session(session, marked(self.home))
         self._pid_file.unlink(missing_ok=True)
 
     def wait_ready(self, ready: Callable[[], bool], deadline_seconds: float) -> None:
@@ -131,18 +131,24 @@ def kill(processes: Collection[psutil.Process]) -> None:
     wait_gone(processes, 10)
 
 
+def kill_session(session: int, living: Iterable[psutil.Process]) -> None:
+    """SIGKILL to those of a session, also when its leader is gone."""
+    kill([process for process in living if session_of(process) == session])
+
+
 def wait_gone(processes: Collection[psutil.Process], seconds: float) -> bool:
     """Whether all of them ended in time; children of this process are reaped."""
     return not psutil.wait_procs(processes, timeout=seconds)[1]
 
 
-def _alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs; one that nobody has reaped yet does not."""
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def _bears(process: psutil.Process, home: Path) -> bool:
     with suppress(psutil.Error):
-        return process.environ().get(MARKER) == str(home) and _alive(process)
+        return process.environ().get(MARKER) == str(home) and is_alive(process)
     return False
 
 

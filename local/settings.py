@@ -1,13 +1,12 @@
 """Where the embedded stack lives and how large it may be. Every setting is explained in `.env.example`."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from jobs.refusal import Refusal
-from jobs.settings import PROJECT, Settings, read_env_file, whole_number
+from jobs.settings import PROJECT, Settings, environment, whole_number
 from local.ports import LOOPBACK
 
 _OWN_ADDRESSES = (LOOPBACK, "localhost")
@@ -34,7 +33,7 @@ class StackSettings:
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
         """The settings of the process; `.env` in the project's folder fills in what the environment leaves open."""
-        env = {**read_env_file(PROJECT / ".env"), **(os.environ if env is None else env)}
+        env = environment(env)
         jobs = Settings.from_env(env)
         kafka_port = _own_port(jobs.kafka.bootstrap)
         return cls(

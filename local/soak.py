@@ -26,8 +26,9 @@ from jobs.connectors.final import FinalTable
 from jobs.connectors.fleet import Fleet
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.states import tide_line
+from jobs.folders import Folder
 from jobs.pipelines import PIPELINES, STREAMS
-from jobs.pipelines.slices import slice_named, slices_between
+from jobs.pipelines.slices import slice_at, slice_named
 from jobs.pipelines.spec import Pipeline, dag_id_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -190,7 +191,7 @@ def _free_ports(count: int) -> set[int]:
     return found
 
 
-def _start(api: AirflowApi, lake_root: Path, report: Report) -> None:
+def _start(api: AirflowApi, lake_root: Folder, report: Report) -> None:
     """Topics, streams and traffic; recompute when every stream has shown windows."""
     batch = [dag for p in PIPELINES.values() for dag in (p.recompute_job, p.account_job)]
     wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}
@@ -264,7 +265,7 @@ def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
         last = now
 
 
-def age_of_tide_line(lake_root: Path, pipeline: Pipeline) -> tuple[float, int]:
+def age_of_tide_line(lake_root: Folder, pipeline: Pipeline) -> tuple[float, int]:
     """How many seconds ago the line was that all before is final, and how many slices are final.
 
     Before anything is final, the line is where the first slice begins.
@@ -276,9 +277,9 @@ def age_of_tide_line(lake_root: Path, pipeline: Pipeline) -> tuple[float, int]:
     now_ms = time.time() * 1000
     if not starts:
         return 0.0, 0
-    slices = slices_between(pipeline, min(starts), int(now_ms))
-    line = tide_line(slices, headers)
-    return (now_ms - (slices[0].start_ms if line is None else line)) / 1000, len(headers)
+    first_ms = slice_at(pipeline, min(starts)).start_ms
+    line_ms = tide_line(pipeline, first_ms, headers)
+    return (now_ms - (first_ms if line_ms is None else line_ms)) / 1000, len(headers)
 
 
 def conflicts(logs: Path) -> Iterator[str]:
@@ -288,7 +289,7 @@ def conflicts(logs: Path) -> Iterator[str]:
             yield from (f"{file.relative_to(logs)}: {line.strip()[:300]}" for line in lines if _CONFLICT.search(line))
 
 
-def _failed_batches(lake_root: Path) -> Iterator[str]:
+def _failed_batches(lake_root: Folder) -> Iterator[str]:
     """Drivers that ended of an error: a micro-batch that fails ends its driver."""
     for job in STREAMS:
         for epoch in Control.of(lake_root, job).history():

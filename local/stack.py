@@ -2,13 +2,11 @@
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -19,6 +17,7 @@ from local import classes, doctor, jars
 from local.airflow import COMPONENTS, Airflow
 from local.broker import STOP_SECONDS as BROKER_STOP_SECONDS
 from local.broker import Broker
+from local.drivers import end_drivers, is_job
 from local.java import find_java
 from local.lock import one_at_a_time
 from local.process import Service, kill, marked, session_of, terminate, wait_gone
@@ -173,14 +172,7 @@ class Stack:
         """The scheduler stops handing out work and waits for what runs; drivers end between two batches."""
         scheduler = self._service("scheduler").process()
         terminate([scheduler] if scheduler else [])
-        asked: set[int] = set()
-        deadline = time.monotonic() + _DRIVERS_STOP_SECONDS
-        while drivers := [process for process in marked(self.settings.home) if is_driver(process)]:
-            terminate([driver for driver in drivers if driver.pid not in asked])
-            asked |= {driver.pid for driver in drivers}
-            if time.monotonic() > deadline:
-                break
-            wait_gone(drivers, 0.5)
+        end_drivers(lambda: marked(self.settings.home), _DRIVERS_STOP_SECONDS)
         self._service("scheduler").stop(_SCHEDULER_STOP_SECONDS)
 
     def _stop_components(self) -> None:
@@ -194,14 +186,14 @@ class Stack:
     def _strays(self) -> list[psutil.Process]:
         """What bears the mark and belongs to no part, as when a pid file was lost; Spark drivers may stand alone."""
         sessions = {self._service(name).session() for name in self._names()}
-        return [p for p in marked(self.settings.home) if session_of(p) not in sessions and not _is_job(p)]
+        return [p for p in marked(self.settings.home) if session_of(p) not in sessions and not is_job(p)]
 
     def _members(self) -> dict[str, list[psutil.Process]]:
         """Every process of the stack by the part it belongs to."""
         leaders = {self._service(name).session(): name for name in self._names()}
         members: dict[str, list[psutil.Process]] = {}
         for process in marked(self.settings.home):
-            part = JOBS if _is_job(process) else leaders.get(session_of(process), JOBS)
+            part = JOBS if is_job(process) else leaders.get(session_of(process), JOBS)
             members.setdefault(part, []).append(process)
         return members
 
@@ -228,23 +220,6 @@ class Stack:
             return "stopped"
         healthy = self.broker.healthy() if name == "broker" else health.get(COMPONENTS[name][1]) == "healthy"
         return "healthy" if healthy else "unhealthy"
-
-
-def is_driver(process: psutil.Process) -> bool:
-    """A Python process that runs our jobs: it knows how to stop in order."""
-    with suppress(psutil.Error):
-        words = process.cmdline()
-        module = ("-m", "jobs") in pairwise(words)
-        script = any(word.endswith("jobs/__main__.py") for word in words[1:3])
-        return "python" in Path(words[0]).name and (module or script) if words else False
-    return False
-
-
-def _is_job(process: psutil.Process) -> bool:
-    """A driver, or the JVM below it."""
-    with suppress(psutil.Error):
-        return is_driver(process) or "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
-    return False
 
 
 def _pss_bytes(process: psutil.Process) -> int:

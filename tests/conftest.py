@@ -23,7 +23,8 @@ logging.getLogger("py4j").setLevel(logging.WARNING)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs one Spark session runs together, the quick tests first."""
-    items.sort(key=lambda item: ("faults" in item.keywords, "integration" in item.keywords, "spark" in item.keywords))
+    last = ("compose", "faults", "integration", "spark")
+    items.sort(key=lambda item: [name in item.keywords for name in last])
 
 
 @pytest.fixture(scope="session")

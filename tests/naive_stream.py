@@ -21,7 +21,7 @@ from tests.oracle import State
 T0 = 1_790_000_000_000
 EVENTS = "partition INT, offset BIGINT, arrival_time TIMESTAMP, event_time TIMESTAMP"
 BATCHES = "partition INT, start BIGINT, end BIGINT, watermark TIMESTAMP"
-FINALS = "slice STRING, version BIGINT, offsets MAP<INT, BIGINT>, reached MAP<INT, BIGINT>"
+FINALS = "slice STRING, version BIGINT, offsets MAP<INT, BIGINT>, begins MAP<INT, BIGINT>, reached MAP<INT, BIGINT>"
 TUMBLING = replace(PIPELINES["rolling_sum"], slice_seconds=2)
 SLIDING = replace(PIPELINES["rolling_sum_sliding"], slice_seconds=1)
 WORDS = replace(PIPELINES["word_count"], window=Windows.tumbling(size_ms=1000), slice_seconds=2)
@@ -94,7 +94,9 @@ class Scene:
     events: Sequence[Event]
     batches: Sequence[Batch]
     finals: Mapping[str, Mapping[int, int]]
+    # Errors in live rows, and in final ones.
     planted: dict[tuple[int, str], int] = field(default_factory=dict)
+    planted_in_final: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def windows(self, event: Event) -> Iterator[int]:
         window = self.pipeline.window
@@ -153,7 +155,7 @@ class Scene:
             for event in self.final_events(start):
                 for name, value in event.adds(self.pipeline):
                     add(states[start, name], value)
-        return [self._row(place, state, 0) for place, state in states.items()]
+        return [self._row(place, state, self.planted_in_final.get(place, 0)) for place, state in states.items()]
 
     def _row(self, place: tuple[int, str], state: State, more: int) -> tuple[Any, ...]:
         start, name = place
@@ -180,8 +182,13 @@ class Scene:
             within = event.offset < self.finals[self.slice(start)].get(event.partition, 0)
             return "duplicate" if within else "after_final"
         if self.batch_of(event) is None:
-            return "before_checkpoint" if event.offset < self.reached().get(event.partition, 0) else "not_reached"
+            if event.offset >= self.reached().get(event.partition, 0):
+                return "not_reached"
+            return "before_checkpoint" if event.offset < self.begins().get(event.partition, 0) else None
         return "ahead" if event.event_ms > event.arrival_ms + 5000 else "late"
+
+    def begins(self) -> dict[int, int]:
+        return {partition: start for batch in self.batches[:1] for partition, (start, _) in batch.ranges.items()}
 
     def reached(self) -> dict[int, int]:
         return {partition: end for batch in self.batches for partition, (_, end) in batch.ranges.items()}
@@ -193,7 +200,7 @@ class Scene:
         events = spark.createDataFrame(rows, f"{EVENTS}, {COLUMNS[pipeline.source.name]}")
         taken = [(p, *ends, at(b.watermark_ms)) for b in self.batches for p, ends in b.ranges.items()]
         finals = spark.createDataFrame(
-            [(name, 1, dict(offsets), self.reached()) for name, offsets in self.finals.items()], FINALS
+            [(name, 1, dict(offsets), self.begins(), self.reached()) for name, offsets in self.finals.items()], FINALS
         )
         transformed = drift.tagged(events, pipeline, spark.createDataFrame(taken, BATCHES), 3, finals)
         types = zip(pipeline.value_columns, pipeline.value_types, strict=True)

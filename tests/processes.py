@@ -27,6 +27,8 @@ def environment(settings: Settings, **extra: str) -> dict[str, str]:
         "TIDELINE_JARS": str(settings.jars),
         "SPARK_MASTER": settings.spark_master,
         "SPARK_SHUFFLE_PARTITIONS": str(settings.shuffle_partitions or ""),
+        # What executors would run Python with: on a cluster they may have none.
+        "PYSPARK_PYTHON": "/executors/have/no/python",
         **extra,
     }
 

@@ -72,11 +72,11 @@ class World:
         """How many of the landed events lie in a slice."""
         return sum(slice_.start_ms <= at < slice_.end_ms for at in self.events[:landed])
 
-    def count_late(self, name: str, header: Header) -> int:
-        """The events of a final slice that were landed behind its offsets, as far as they were counted."""
+    def count_late(self, name: str, computed: Header | Entry) -> int:
+        """The events of a slice that were landed behind what it was computed from, as far as they were counted."""
         start = slice_at(SUM, round(slice_named_start(name).timestamp() * 1000))
         counted = self.counted.ends.get(0, 0) if self.counted else 0
-        return sum(start.start_ms <= at < start.end_ms for at in self.events[header.offsets.get(0, 0) : counted])
+        return sum(start.start_ms <= at < start.end_ms for at in self.events[computed.offsets.get(0, 0) : counted])
 
 
 class FinalModel:
@@ -95,6 +95,9 @@ class FinalModel:
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
         found = window(self.world.history[self.seen].get(slice_))
         return found if columns is None else found.select(columns)
+
+    def has_columns_of_now(self, slice_: str) -> bool:
+        return True
 
     def published_at(self, slice_: str, version: int) -> int | None:
         for at in range(self.seen, 0, -1):
@@ -134,11 +137,11 @@ class LedgerModel:
     def __init__(self, world: World) -> None:
         self.world, self.seen = world, world.commits
 
-    def newest(self, days: Collection[str] | None = None) -> dict[str, Entry]:
-        return {entry.slice: entry for entry in self.world.lines if days is None or entry.slice[:8] in days}
+    def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
+        return {entry.slice: entry for entry in self.world.lines if slices is None or entry.slice in slices}
 
     def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
-        newest = self.newest(days)
+        newest = {name: line for name, line in self.newest().items() if name[:8] in days}
         settled = {
             name
             for name, line in newest.items()
@@ -180,6 +183,9 @@ class LandedModel:
     def count(self, pipeline: object, slices: Sequence[Slice]) -> dict[str, Count]:
         counts = {slice_.name: self.world.count(slice_, self.version) for slice_ in slices}
         return {name: Count(events=count, window_events=count) for name, count in counts.items() if count}
+
+    def newest_arrival_ms(self) -> int:
+        return max(self.world.events[: self.version], default=0)
 
     def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
         rows = [
@@ -269,7 +275,6 @@ def model_of(world: World) -> Iterator[None]:
         open=lambda *_: FinalModel(world), read=lambda _root, _pipeline, version=None: FinalModel(world, version)
     )
     ledger = SimpleNamespace(open=lambda *_: LedgerModel(world), read=lambda *_: LedgerModel(world))
-    incidents = SimpleNamespace(of=lambda _: SimpleNamespace(close=lambda *_: None))
     with pytest.MonkeyPatch.context() as patch:
         for module in (planning, publishing):
             patch.setattr(module, "FinalTable", final)
@@ -280,7 +285,6 @@ def model_of(world: World) -> Iterator[None]:
         # Ingest lands nothing while this process waits for it.
         patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
         patch.setattr(publishing, "send", send)
-        patch.setattr(publishing, "Incidents", incidents)
         yield
 
 
@@ -303,6 +307,9 @@ def run(world: World, name: str, request: Request | None = None) -> Published | 
             file.write_text(json.dumps({"events": count}))
     world.operate("stage: say so")
     folder.staged({}, stage)
+    planning.note(
+        world.root, SUM, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work]
+    )
     world.operate("audit: decide")
     folder.decide(
         {
@@ -311,9 +318,7 @@ def run(world: World, name: str, request: Request | None = None) -> Published | 
         }
     )
     blocked = [work for work in planned.plan.work if work.slice in world.bad]
-    if blocked:
-        with planning.writing(world.root, SUM.recompute_job):
-            LedgerModel(world).append(planned.plan.entry(work, State.BLOCKED, at_ms=world.clock_ms) for work in blocked)
+    planning.note(world.root, SUM, [planned.plan.entry(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
     published = publishing.publish(settings, SUM, name)  # type: ignore[arg-type]
     world.reported += list(published.versions.items())
     return published
@@ -340,6 +345,7 @@ def judge_end(world: World) -> list[str]:
             defects.append(f"slice {name} is {content} at version {header.version}, its topic says {said}")
         if not rows and world.topic.get(key):
             defects.append(f"slice {name} is empty, its topic says {said}")
+    defects += judge_blocked(world, newest)
     landed = world.events[: world.landed]
     if landed:
         at = slice_at(SUM, min(landed)).start_ms
@@ -352,6 +358,17 @@ def judge_end(world: World) -> list[str]:
     versions = {(name, header.version) for state in world.history for name, (header, _) in state.items()}
     defects += [f"reported, but not there: {success}" for success in world.reported if success not in versions]
     return defects
+
+
+def judge_blocked(world: World, newest: Mapping[str, Entry]) -> list[str]:
+    """A blocked slice is tried again when enough events have come since: they are counted, too."""
+    blocked = {name: line for name, line in newest.items() if line.state is State.BLOCKED}
+    missed = {name: world.count_late(name, line) for name, line in blocked.items()}
+    return [
+        f"blocked slice {name} says {line.late} late events, and misses {missed[name]}"
+        for name, line in blocked.items()
+        if line.late != missed[name]
+    ]
 
 
 def in_turns(world: World, actors: Mapping[str, Callable[[], object]], steps: int) -> list[str]:

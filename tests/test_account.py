@@ -19,7 +19,8 @@ from jobs.connectors.drift import Accounts, Live, _DayTable
 from jobs.connectors.fenced import OvertakenError, rows_by_partition
 from jobs.connectors.final import TIME, FinalTable, Publication, columns_of
 from jobs.connectors.incidents import Incidents, unexplained
-from jobs.connectors.states import Header
+from jobs.connectors.ledger import Ledger
+from jobs.connectors.states import Counted, Entry, Header, State
 from jobs.connectors.tables import PRUNE, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_at
@@ -201,22 +202,43 @@ def test_an_account_says_what_differs_and_why_and_is_made_once(
 
 
 @pytest.mark.spark
-def test_a_planted_error_opens_an_incident_that_the_next_account_closes(spark: SparkSession, made: Made) -> None:
+def test_an_incident_stays_open_until_its_own_slice_is_clean(spark: SparkSession, made: Made) -> None:
     scene = two_slices()
-    scene.planted[FIRST.end_ms - 1000, "a"] = 3
-    finals = dict(scene.finals)
-    scene.finals = {FIRST.name: finals[FIRST.name], SECOND.name: finals[SECOND.name]}
+    of_slice = {s.name: [r for r in scene.final_rows() if s.start <= r[0] < s.end] for s in (FIRST, SECOND)}
+    scene.planted_in_final[FIRST.end_ms - 1000, "a"] = 3
     made.build(scene)
+    made.settings = replace(made.settings, live_kept_seconds=10**9)
     made.account()
     assert [row[4] for row in made.slices()] == [1, 0]
+    (row,) = made.query("SELECT * FROM drift_rolling_sum WHERE key = 'a'")
+    assert (row["live"]["events"], row["final"]["events"], row["unexplained"]["events"]) == (1, 4, 3)
+    made.publish(SECOND.name, of_slice[SECOND.name], {0: 3}, version=2)
+    made.account()
     (incident,) = Incidents.of(made.root).still_open(unexplained("rolling_sum"))
     assert f"slice {FIRST.name}, window " in incident.text
-    assert "key='a': events: live 4, counted 1" in incident.text
-    made.publish(SECOND.name, [r for r in scene.final_rows() if r[0] >= SECOND.start], {0: 3}, version=2)
-    made.settings = replace(made.settings, live_kept_seconds=10**9)
-    Control.of(made.root, "rolling_sum").documents.delete(PRUNE)
+    assert "key='a': events: live 1, final 4, unexplained 3; windows that nothing explains: 1. " in incident.text
+    made.publish(FIRST.name, of_slice[FIRST.name], {0: 3}, version=2)
     made.account()
     assert not Incidents.of(made.root).still_open(unexplained("rolling_sum"))
+
+
+@pytest.mark.spark
+def test_an_account_that_died_before_it_told_is_told_by_the_next_run(
+    spark: SparkSession, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = two_slices()
+    scene.planted[FIRST.end_ms - 1000, "a"] = 3
+    made.build(scene)
+    with monkeypatch.context() as patched:
+        patched.setattr(account, "_tell", never)
+        with pytest.raises(AssertionError):
+            made.account("died")
+    assert [row[4] for row in made.slices()] == [1, 0]
+    monkeypatch.setattr(account.session, "opened", never)
+    account.run(made.settings, PIPELINE, "again", "https://runs/again")
+    (incident,) = Incidents.of(made.root).still_open(unexplained("rolling_sum"))
+    assert "key='a': events: live 4, final 1, unexplained 3; " in incident.text
+    assert incident.link == "https://runs/again"
 
 
 @pytest.mark.spark
@@ -255,6 +277,25 @@ def test_an_account_that_died_before_its_totals_leaves_nothing_double(
 
 
 @pytest.mark.spark
+def test_what_the_stream_has_skipped_is_unexplained_though_its_first_batch_is_long_ago(
+    spark: SparkSession, made: Made
+) -> None:
+    scene = two_slices()
+    days_ago = T0 - 10 * 86_400_000
+    first, *rest = scene.batches
+    # Those at 1 and 2 lie between a batch that is too old to have taken any event of these slices, and the next.
+    scene.events = [replace(event, offset=event.offset + 1) for event in scene.events]
+    scene.batches = [replace(first, as_of_ms=days_ago), *(replace(b, ranges={0: (3, 4)}) for b in rest[-1:])]
+    scene.finals = {FIRST.name: {0: 4}, SECOND.name: {0: 4}}
+    made.build(scene)
+    assert Live.at(made.root, PIPELINE).begins("numbers") == {0: 0}
+    made.account()
+    assert [row[4] for row in made.slices()] == [1, 1]
+    causes = made.query("SELECT slice, cause, events FROM balance_rolling_sum WHERE kind = 'cause'")
+    assert causes == [{"slice": FIRST.name, "cause": "late", "events": 1}]
+
+
+@pytest.mark.spark
 def test_without_a_live_job_everything_is_not_reached(spark: SparkSession, made: Made) -> None:
     scene = two_slices()
     scene.batches = []
@@ -267,7 +308,9 @@ def test_without_a_live_job_everything_is_not_reached(spark: SparkSession, made:
 
 @pytest.mark.spark
 def test_slices_without_any_event_have_their_account_too(spark: SparkSession, made: Made) -> None:
-    made.land(two_slices().events)
+    scene = two_slices()
+    scene.batches = []
+    made.land(scene.events)
     made.publish("20200101T000000Z", [], {0: 3})
     # A live table that was reset and never written since: it has no columns, and says where the stream will begin.
     reset = TableWriter.open(made.root / "live" / "rolling_sum", None, "slice")
@@ -275,8 +318,9 @@ def test_slices_without_any_event_have_their_account_too(spark: SparkSession, ma
     made.account()
     assert made.slices() == [("20200101T000000Z", 1, 0, 0, 0, None)]
     for slice_ in (FIRST, SECOND):
-        made.publish(slice_.name, [], {0: 3})
+        made.publish(slice_.name, [r for r in scene.final_rows() if slice_.start <= r[0] < slice_.end], {0: 3})
     made.account()
+    assert [row[4] for row in made.slices()] == [0, 0, 0]
     causes = made.query("SELECT cause, sum(events) AS n FROM balance_rolling_sum WHERE kind = 'cause' GROUP BY 1")
     assert causes == [{"cause": "before_checkpoint", "n": 3}]
 
@@ -287,7 +331,9 @@ def test_slices_without_any_event_have_their_account_too(spark: SparkSession, ma
 def done(made: Made, *accounts: tuple[str, int]) -> None:
     """These have their account."""
     totals = [{"slice": name, "version": version, "run": "r", "kind": "slice"} for name, version in accounts]
-    Accounts.open(made.root, made.pipeline).add(None, totals)
+    accounts = Accounts.open(made.root, made.pipeline)
+    accounts.add(None, totals)
+    accounts.tend()
 
 
 @pytest.fixture
@@ -373,6 +419,50 @@ def test_what_cannot_be_compared_is_noted(streamed: Made, more: dict[str, str], 
     ((_, _, windows, _, unexplained_, note_),) = streamed.slices()
     assert (windows, unexplained_) == (None, None)
     assert note_.startswith(reason)
+
+
+def recreated(made: Made, since_ms: int, topic_id: str = "t") -> None:
+    """The ledger says that the topic is this one, and that nothing older than this is of it."""
+    counted = Counted(topic_id=topic_id, ends={0: 4}, since_ms=since_ms)
+    line = Entry(slice=FIRST.name, state=State.FINAL, at_ms=T0, run="r")
+    Ledger.open(made.root, made.pipeline).append([line], counted=counted)
+
+
+def test_a_slice_that_may_hold_records_of_an_earlier_topic_is_noted(streamed: Made) -> None:
+    recreated(streamed, SECOND.start_ms)
+    for slice_ in (FIRST, SECOND):
+        streamed.publish(slice_.name, [], {0: 4})
+    streamed.account()
+    reason = "it may hold records of the topic that was there before: offsets of one say nothing of the other"
+    assert streamed.slices() == [(slice_.name, 1, None, None, None, reason) for slice_ in (FIRST, SECOND)]
+
+
+def test_a_slice_that_only_the_topic_of_now_can_reach_is_compared(streamed: Made) -> None:
+    # Events may be ahead of their arrival by a minute.
+    recreated(streamed, SECOND.start_ms - 1)
+    streamed.publish(THIRD.name, [], {0: 4})
+    with pytest.raises(AssertionError, match="started Spark"):
+        streamed.account()
+
+
+def test_without_a_live_job_the_ledger_says_that_the_topic_is_another(made: Made) -> None:
+    made.land(two_slices().events)
+    recreated(made, 0, topic_id="new")
+    made.publish(FIRST.name, [], {0: 3})
+    made.account()
+    ((*_, note_),) = made.slices()
+    assert note_.startswith("the topic was re-created since")
+
+
+def test_it_is_told_before_tables_are_merged(streamed: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed.publish(FIRST.name, [], {0: 4}, fingerprint="other")
+    row = {"version": 1, "run": "r", "kind": "slice", "unexplained": 1}
+    Accounts.open(streamed.root, PIPELINE).add(None, [{"slice": SECOND.name, **row}])
+    monkeypatch.setattr(Accounts, "tend", never)
+    with pytest.raises(AssertionError):
+        streamed.account()
+    (incident,) = Incidents.of(streamed.root).still_open(unexplained("rolling_sum"))
+    assert f"slice {SECOND.name}; windows that nothing explains: 1" in incident.text
 
 
 def test_of_two_accounts_at_a_time_one_is_overtaken(streamed: Made) -> None:

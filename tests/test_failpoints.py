@@ -34,6 +34,10 @@ def test_off_or_elsewhere_nothing_happens(switch: str | None, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_a_batch_it_kills_in_the_first(tmp_path: Path) -> None:
+    assert run(f"F1::{tmp_path / 'hit'}") == (-signal.SIGKILL, [])
+
+
 @pytest.mark.parametrize("point", list(FailPoint))
 def test_it_kills_there_and_only_once(point: FailPoint, tmp_path: Path) -> None:
     hit = tmp_path / "with:colon"

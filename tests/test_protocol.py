@@ -2,15 +2,21 @@
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from jobs.connectors import publishing, states
+from jobs.connectors import planning, publishing, runs, states
+from jobs.connectors.control import LeaseLostError
+from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.publishing import roll_back
-from jobs.connectors.states import Request, State
+from jobs.connectors.runs import RunFolder
+from jobs.connectors.states import Boundary, Entry, Request, State
 from jobs.pipelines.slices import slice_at
+from tests import simulation
 from tests.simulation import (
     BEGIN_MS,
     MINUTE_MS,
@@ -46,7 +52,8 @@ def settle(world: World) -> list[str]:
     return judge_end(world)
 
 
-def simulate(root: Path, seed: int) -> list[str]:
+def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
+    """What is wrong in the end. ``told`` gets how those ended that did not end well."""
     world = world_of(root, seed)
     first = slice_at(SUM, BEGIN_MS)
     asked = Request(slices=(first, slice_at(SUM, BEGIN_MS + MINUTE_MS)), reason="asked")
@@ -59,7 +66,9 @@ def simulate(root: Path, seed: int) -> list[str]:
         if seed % 3 == 0:
             run(world, "before")
             actors["back"] = lambda: back(world, first.name)
-        in_turns(world, actors, steps=world.chance.randrange(5, 120))
+        ended = in_turns(world, actors, steps=world.chance.randrange(5, 120))
+        if told is not None:
+            told += ended
         return settle(world)
 
 
@@ -83,11 +92,11 @@ def staged_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_happens_twice_and_nothing_is_lost_whoever_dies_when(tmp_path: Path) -> None:
-    operations = 0
+    told: list[str] = []
     for seed in range(SEEDS):
-        assert simulate(tmp_path, seed) == [], f"seed {seed}"
-        operations += 1
-    assert operations == SEEDS
+        assert simulate(tmp_path, seed, told) == [], f"seed {seed}"
+    ends = Counter(line.partition(":")[0] for line in told)
+    assert min(ends[end] for end in ("Killed", "OvertakenError", "LeaseLostError", "Refusal")) > 100, ends
 
 
 def whole_run(root: Path) -> World:
@@ -120,9 +129,6 @@ def test_killed_at_every_operation_of_a_run_in_turn(tmp_path: Path) -> None:
 
 
 def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_path: Path) -> None:
-    from jobs.connectors import planning
-    from jobs.connectors.runs import RunFolder
-
     world = world_of(tmp_path, 2)
     world.bad = set()
     with model_of(world):
@@ -167,6 +173,186 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
         assert run(world, "third") is None
         reopened = [entry for entry in world.lines if (entry.slice, entry.state) == (late.name, State.REOPENED)]
         assert [entry.late for entry in reopened] == [1]
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world in which nothing before the tide line may be touched any more."""
+    monkeypatch.setattr(planning, "_MORE_HOURS", -SUM.source.horizon_hours)
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    return world
+
+
+OLDEST = slice_at(SUM, BEGIN_MS)
+ASKED = Request(slices=(OLDEST,), reason="asked")
+
+
+def judge_taken_up(world: World) -> None:
+    """The next run does what another was asked for, and left."""
+    run(world, "second")
+    header, _ = world.history[-1][OLDEST.name]
+    assert (header.version, header.reason) == (2, "unfinished: asked")
+
+
+def test_what_a_dead_run_left_is_taken_up_however_old_it_is(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with model_of(old):
+        run(old, "first")
+        with monkeypatch.context() as patch:
+            patch.setattr(old, "operate", die_while_staging)
+            with pytest.raises(KeyboardInterrupt):
+                run(old, "dying", ASKED)
+        judge_taken_up(old)
+        assert run(old, "third") is None
+
+
+def test_a_run_that_dies_while_it_begins_again_leaves_its_plan(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with model_of(old):
+        run(old, "first")
+        plan = planning.make(old.root, None, SUM, "dying", ASKED, lambda: old.clock_ms / 1000).plan
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "write_whole", no_space)
+            with pytest.raises(OSError, match="No space left"):
+                RunFolder.of(old.root, SUM, "dying").begin(plan)
+        judge_taken_up(old)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    clock = lambda: world.clock_ms / 1000  # noqa: E731
+    with model_of(world):
+        slice_ = slice_at(SUM, BEGIN_MS)
+        with monkeypatch.context() as patch:
+            patch.setattr(publishing, "_tell", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run(world, "published and not told")
+        world.holder = None
+        telling = planning.make(world.root, None, SUM, "telling", None, clock).plan
+        assert slice_.name in telling.untold
+        planning.make(world.root, None, SUM, "dying", Request(slices=(slice_,), reason="asked"), clock)
+        folder = RunFolder.of(world.root, SUM, "telling")
+        folder.staged({})
+        folder.decide({})
+        publishing.publish(SimpleNamespace(lake_root=world.root, kafka=None), SUM, "telling")  # type: ignore[arg-type]
+        run(world, "second")
+        header, _ = world.history[-1][slice_.name]
+        assert (header.version, header.reason) == (2, "unfinished: asked")
+        assert settle(world) == []
+
+
+def test_a_run_that_only_tells_does_not_close_the_incident_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    settings: Any = SimpleNamespace(lake_root=world.root, kafka=None)
+    with model_of(world):
+        slice_ = slice_at(SUM, BEGIN_MS)
+        run(world, "first")
+        world.bad = {slice_.name}
+        run(world, "asked", Request(slices=(slice_,), reason="asked"))
+        incidents, key = Incidents.of(world.root), blocked(SUM.name, slice_.name)
+        incidents.open(key, "its checks fail")
+        publishing.publish(settings, SUM, "first")
+        line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
+        assert (line.state, line.version) == (State.BLOCKED, 2)
+        assert [incident.key for incident in incidents.still_open(key)] == [key]
+
+
+def test_who_was_overtaken_leaves_the_folder_of_the_run_to_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    clock = lambda: world.clock_ms / 1000  # noqa: E731
+    with model_of(world):
+
+        def sleep(*_: object) -> None:
+            patch.undo()
+            world.holder = None
+            run(world, "twice")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(planning, "discard_old", sleep)
+            with pytest.raises(LeaseLostError):
+                planning.make(world.root, None, SUM, "twice", None, clock)
+        assert (RunFolder.of(world.root, SUM, "twice").path / "ended.json").exists()
+        assert settle(world) == []
+
+
+def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where late events are counted in the same plan."""
+    world = world_of(tmp_path, 3)
+    slice_ = slice_at(SUM, BEGIN_MS)
+    world.bad = {slice_.name}
+    with model_of(world):
+        run(world, "first")
+        monkeypatch.setattr(simulation, "TOPIC_ID", "t2")
+        monkeypatch.setattr(states, "too_late", lambda *_: False)
+        # The model's events arrive when they happen.
+        monkeypatch.setattr(planning, "_is_late", lambda *_: True)
+        planning.make(world.root, None, SUM, "later", None, lambda: world.clock_ms / 1000)
+        line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
+        assert (line.state, line.version, line.run) == (State.BLOCKED, 1, "first")
+        assert line.boundary == Boundary(topic_id="t2", ends={0: len(world.events)})
+        assert line.offsets == {}
+        assert line.late > 0
+
+
+def test_a_slice_with_a_line_keeps_it_when_it_gets_another_boundary() -> None:
+    slice_, old, new = slice_at(SUM, BEGIN_MS), Boundary(topic_id="t1", ends={0: 5}), Boundary(topic_id="t2", ends={})
+    line = Entry(slice=slice_.name, state=State.BLOCKED, at_ms=1, run="r", version=1, boundary=old, offsets={0: 5})
+    now = planning._bounded(slice_, new, line, "later", 2)
+    assert (now.state, now.run, now.version, now.boundary) == (State.BLOCKED, "r", 1, new)
+    assert now.offsets == {}, "nothing of the new topic is in it"
+    assert planning._bounded(slice_, new, None, "later", 2).state is State.OPEN
+
+
+def test_a_plan_closes_the_incident_of_a_slice_whose_publisher_died_before_it(tmp_path: Path) -> None:
+    world = world_of(tmp_path, 3)
+    first, second = slice_at(SUM, BEGIN_MS), slice_at(SUM, BEGIN_MS + MINUTE_MS)
+    world.bad = {second.name}
+    with model_of(world):
+        run(world, "first")
+        incidents = Incidents.of(world.root)
+        for slice_ in (first, second):
+            incidents.open(blocked(SUM.name, slice_.name), "its checks fail")
+        run(world, "second")
+        assert [incident.key for incident in incidents.still_open("")] == [blocked(SUM.name, second.name)]
+
+
+def test_one_who_is_overtaken_while_it_sends_begins_no_further_slice(tmp_path: Path, monkeypatch: Any) -> None:
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+
+    def overtake(name: str) -> None:
+        if name == "topic: send":
+            world.holder = object()
+
+    with model_of(world):
+        monkeypatch.setattr(world, "operate", overtake)
+        with pytest.raises(LeaseLostError):
+            run(world, "overtaken")
+    assert len({slice_at(SUM, at) for at in world.events}) > 1
+    assert len(world.topic) == 1
+
+
+def die_while_staging(name: str) -> None:
+    if name == "stage: write":
+        raise KeyboardInterrupt
 
 
 # -- The simulation finds what is planted --

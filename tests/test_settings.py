@@ -122,9 +122,32 @@ def test_the_lake_s_folder(root: str, folder: str) -> None:
     assert Settings.from_env({"LAKE_ROOT": root}).lake_root == Path(folder)
 
 
-@pytest.mark.parametrize("root", ["s3://bucket/lake", "s3a://bucket/lake", "hdfs://host:8020/lake", "abfs://c@a/lake"])
+def test_a_lake_in_a_bucket(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark is told where it is; all other clients ask the environment."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_REGION"):
+        monkeypatch.setenv(name, "")
+    for jar in ("spark/delta.jar", "s3/hadoop-aws.jar"):
+        (project / ".tideline" / "jars" / jar).parent.mkdir(parents=True)
+        (project / ".tideline" / "jars" / jar).touch()
+    store = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000", "AWS_REGION": "eu-1"}
+    settings = Settings.from_env({"LAKE_ROOT": "s3a://lakes/tideline", **store})
+    assert str(settings.lake_root) == "s3://lakes/tideline"
+    assert {name: os.environ[name] for name in store} == store
+    conf = spark_conf(settings)
+    assert conf["spark.hadoop.fs.s3.impl"] == "org.apache.hadoop.fs.s3a.S3AFileSystem"
+    assert conf["spark.hadoop.fs.s3a.endpoint"] == "http://127.0.0.1:9000"
+    assert conf["spark.hadoop.fs.s3a.endpoint.region"] == "eu-1"
+    assert "/s3/hadoop-aws.jar" in conf["spark.jars"]
+    on_a_disk = spark_conf(replace(settings, lake_root=Path("/lake")))
+    assert not [name for name in on_a_disk if ".s3" in name]
+    assert "/s3/" not in on_a_disk["spark.jars"]
+
+
+@pytest.mark.parametrize("root", ["hdfs://host:8020/lake", "abfs://c@a/lake", "s3a://"])
 def test_a_lake_that_is_no_folder_is_refused(root: str) -> None:
-    with pytest.raises(Refusal, match=f"LAKE_ROOT='{root}': only a local folder .* can hold the lake so far"):
+    with pytest.raises(
+        Refusal, match=f"LAKE_ROOT='{root}': a path, file://path or s3a://bucket/path can hold the lake"
+    ):
         Settings.from_env({"LAKE_ROOT": root})
 
 

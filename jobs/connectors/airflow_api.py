@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,9 +26,26 @@ class AirflowApi:
     url: str
     username: str
     password: str = field(repr=False)
+    # Where people find its pages, if that is elsewhere.
+    pages: str = ""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Self:
+        """The Airflow that `AIRFLOW_API` names, and its administrator."""
+        url, password = env["AIRFLOW_API"], env.get("AIRFLOW_ADMIN_PASSWORD")
+        if not password and (file := env.get("AIRFLOW_ADMIN_PASSWORD_FILE")):
+            try:
+                password = Path(file).read_text().strip()
+            except OSError as error:
+                raise Refusal(f"AIRFLOW_ADMIN_PASSWORD_FILE cannot be read: {error}") from error
+        if not password:
+            raise Refusal(f"AIRFLOW_API={url} needs AIRFLOW_ADMIN_PASSWORD, or AIRFLOW_ADMIN_PASSWORD_FILE")
+        pages = env.get("AIRFLOW__API__BASE_URL") or ""
+        return cls(url=url, username=env.get("AIRFLOW_ADMIN_USER") or "admin", password=password, pages=pages)
 
     def __post_init__(self) -> None:
         """No request is made before the first call."""
+        self.pages = self.pages or self.url
         self._http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -124,7 +142,7 @@ class AirflowApi:
         deadline = time.monotonic() + deadline_seconds
         while (state := self.run_state(dag_id, run_id)) not in FINAL_STATES:
             if time.monotonic() > deadline:
-                raise Refusal(f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at it on {self.url}")
+                raise Refusal(f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at it on {self.pages}")
             pause(0.5)
         return state
 
@@ -142,7 +160,8 @@ class AirflowApi:
         answer = self._http.post("/auth/token", json=body)
         if not answer.is_success:
             raise Refusal(
-                f"Airflow refused the login of {self.username!r}: correct AIRFLOW_ADMIN_PASSWORD, then `tideline up`"
+                f"Airflow refused the login of {self.username!r}: correct AIRFLOW_ADMIN_PASSWORD; "
+                "the embedded one then needs `tideline up`"
             )
         self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
 
@@ -150,7 +169,9 @@ class AirflowApi:
         try:
             return self._http.request(method, f"/api/v2{path}", **request)
         except httpx.TransportError as error:
-            raise Refusal(f"Airflow does not answer at {self.url} ({error}): start it with `tideline up`") from error
+            raise Refusal(
+                f"Airflow does not answer at {self.url} ({error}): `tideline up` starts the embedded one"
+            ) from error
 
 
 def _line(line: dict[str, Any] | str) -> str:

@@ -5,9 +5,9 @@ import uuid
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
+from jobs.folders import Folder
 from jobs.pipelines.spec import checkpoint_of
 from jobs.refusal import Refusal
 
@@ -40,20 +40,21 @@ class Planned:
 class Checkpoint:
     """The checkpoint folder of one streaming query; ``way_out`` is the command that begins a new one."""
 
-    path: Path
+    path: Folder
     way_out: str = reset_command("JOB")
 
     @classmethod
-    def of(cls, lake_root: Path, job: str, source: str | None = None) -> Self:
+    def of(cls, lake_root: Folder, job: str, source: str | None = None) -> Self:
         """That of a streaming job; `ingest` has one per source."""
         return cls(lake_root / checkpoint_of(job, source), reset_command(job, source))
 
     def exists(self) -> bool:
-        """Whether a query ever planned a batch here."""
-        return self.last_planned() is not None or self._metadata.exists()
+        """Whether a query ever began here, or something of one is left: in a bucket a folder does not go at once."""
+        left = any((self.path / name).is_dir() for name in ("sources", "state"))
+        return left or self.last_planned() is not None or self._metadata.exists()
 
     @property
-    def _metadata(self) -> Path:
+    def _metadata(self) -> Folder:
         return self.path / "metadata"
 
     def query_id(self) -> str:
@@ -95,7 +96,7 @@ class Checkpoint:
         """Where the query first began; none as long as it has not looked at its topic."""
         return self._first() if self._first_files() else None
 
-    def _first_files(self) -> list[Path]:
+    def _first_files(self) -> list[Folder]:
         return sorted((self.path / "sources").glob("*/0"))
 
     def _first(self) -> Offsets:
@@ -131,20 +132,20 @@ class Checkpoint:
         except _DAMAGE as error:
             raise self._damaged(file, error) from error
 
-    def _damaged(self, file: Path, error: Exception) -> Refusal:
+    def _damaged(self, file: Folder, error: Exception) -> Refusal:
         return Refusal(
             f"checkpoint file {file} is damaged ({error}): restore it from a backup of the same moment, or begin a new "
             f"checkpoint with {self.way_out}; nothing was read or written"
         )
 
 
-def _batches(folder: Path) -> list[int]:
+def _batches(folder: Folder) -> list[int]:
     return [int(file.name) for file in folder.iterdir() if file.name.isdecimal()] if folder.is_dir() else []
 
 
-def _read(file: Path) -> str:
+def _read(file: Folder) -> str:
     """The text of a file, if it fits the checksums that Hadoop's file system keeps beside it."""
-    content, sums = file.read_bytes(), file.with_name(f".{file.name}.crc")
+    content, sums = file.read_bytes(), file.parent / f".{file.name}.crc"
     if sums.exists() and not _fits(content, sums.read_bytes()):
         raise ValueError("its checksum is another")
     return content.decode()

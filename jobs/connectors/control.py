@@ -40,6 +40,7 @@ from jobs.connectors.epochs import (
     health,
     next_step,
 )
+from jobs.folders import Folder
 from jobs.pipelines.spec import control_of
 from jobs.refusal import Refusal
 from jobs.times import utc
@@ -71,7 +72,7 @@ class Control:
     job: str
 
     @classmethod
-    def of(cls, lake_root: Path, job: str) -> "Control":
+    def of(cls, lake_root: Folder, job: str) -> "Control":
         """The folder of a job below the lake's root."""
         return cls(Documents.at(lake_root / control_of(job)), job)
 

@@ -20,7 +20,7 @@ def run(
     while (state := api.run_state(dag_id, run_id)) not in FINAL_STATES:
         if time.monotonic() > deadline:
             raise Refusal(
-                f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at run {run_id} on {api.url}"
+                f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at run {run_id} on {api.pages}"
             )
         if said != (said := _progress(api, dag_id, run_id, state)):
             report(said)
@@ -38,7 +38,7 @@ def failure(api: AirflowApi, dag_id: str, run_id: str) -> str:
         log = api.task_log(dag_id, run_id, task["task_id"], task["try_number"])
         lines = [line.removeprefix(_FAILED) for line in log.splitlines() if line.startswith(_FAILED)]
         said.append(f"{task['task_id']}: {lines[-1].partition(': ')[2] if lines else 'its log says why'}")
-    return "; ".join(said) or f"see run {run_id} on {api.url}"
+    return "; ".join(said) or f"see run {run_id} on {api.pages}"
 
 
 def _require_running(api: AirflowApi, dag_id: str) -> None:
@@ -46,7 +46,7 @@ def _require_running(api: AirflowApi, dag_id: str) -> None:
     if dag is None:
         raise Refusal(f"Airflow does not know the DAG {dag_id}: {api.import_errors() or 'was it read already?'}")
     if dag["is_paused"]:
-        raise Refusal(f"the DAG {dag_id} is paused, and so begins no run: unpause it on {api.url}/dags/{dag_id}")
+        raise Refusal(f"the DAG {dag_id} is paused, and so begins no run: unpause it on {api.pages}/dags/{dag_id}")
 
 
 def _progress(api: AirflowApi, dag_id: str, run_id: str, state: str) -> str:

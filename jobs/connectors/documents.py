@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from obstore.exceptions import AlreadyExistsError
-from obstore.store import LocalStore, ObjectStore
+from obstore.store import LocalStore, ObjectStore, S3Store
+
+from jobs.folders import Folder
 
 
 class Documents:
@@ -17,15 +19,19 @@ class Documents:
         self._store = store
 
     @classmethod
-    def at(cls, folder: Path) -> Self:
-        """A local folder; it is made if need be."""
-        return cls(LocalStore(folder, mkdir=True))
+    def at(cls, folder: Folder) -> Self:
+        """A folder; it is made if need be."""
+        return cls(LocalStore(folder, mkdir=True) if isinstance(folder, Path) else folder.store)
 
     def create(self, name: str, document: dict[str, Any]) -> bool:
         """Write a document that is not there yet; False if it is. Of several writers one creates it."""
+        content = json.dumps(document).encode()
         try:
-            self._store.put(name, json.dumps(document).encode(), mode="create")
+            self._store.put(name, content, mode="create")
         except AlreadyExistsError:
+            # A client asks a store again when the answer is lost: what is there may be our own.
+            with suppress(FileNotFoundError):
+                return isinstance(self._store, S3Store) and self._store.get(name).bytes().to_bytes() == content
             return False
         return True
 

@@ -5,23 +5,25 @@ so what an account that died left in `drift` is taken out by the next one.
 """
 
 import json
-import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from functools import reduce
+from operator import or_
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.control import Control
-from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, value_of
+from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.final import TIME, arrow_type, columns_of
+from jobs.connectors.parquet import files_in, write
 from jobs.connectors.tables import PRUNE, Note, note_at
+from jobs.folders import Folder, remove
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 
 _MERGE_EVERY_COMMITS = 50
@@ -78,10 +80,9 @@ class _DayTable(FencedTable):
     """A table partitioned by day, whose newest commit says what it brought."""
 
     @classmethod
-    def open(cls, path: Path, schema: pa.Schema) -> Self:
+    def open(cls, path: Folder, schema: pa.Schema) -> Self:
         """It is made if need be."""
-        table = DeltaTable.create(path, schema=schema, partition_by=["day"], mode="ignore", configuration=_PROPERTIES)
-        return cls(path, table)
+        return cls(path, opened(path, schema, "day", _PROPERTIES))
 
     @property
     def files(self) -> dict[str, int]:
@@ -100,7 +101,7 @@ class _DayTable(FencedTable):
     def tend(self) -> None:
         """Now and then: merge small files, and delete what no reader can need any more."""
         if self.version % _MERGE_EVERY_COMMITS == 0:
-            shutil.rmtree(self.staging, ignore_errors=True)
+            remove(self.staging)
             self.merge_small_files("{}")
             self.delete_what_no_reader_needs()
 
@@ -108,15 +109,17 @@ class _DayTable(FencedTable):
 class Accounts:
     """Both tables of a pipeline. Who writes holds the lease of the pipeline's account."""
 
-    def __init__(self, drift: _DayTable, balance: _DayTable) -> None:
+    def __init__(self, pipeline: Pipeline, drift: _DayTable, balance: _DayTable) -> None:
         """Use `open`."""
+        self._pipeline = pipeline
         self._drift = drift
         self._balance = balance
 
     @classmethod
-    def open(cls, lake_root: Path, pipeline: Pipeline) -> Self:
+    def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
         """To write: the first commit of another account since then overtakes this one."""
         return cls(
+            pipeline,
             _DayTable.open(lake_root / pipeline.drift_table, drift_schema(pipeline)),
             _DayTable.open(lake_root / pipeline.balance_table, BALANCE_SCHEMA),
         )
@@ -126,19 +129,38 @@ class Accounts:
         found = self._balance.rows(["slice", "version"], ds.field("kind") == "slice").to_pylist()
         return {(row["slice"], row["version"]) for row in found}
 
-    def new_stage(self) -> Path:
+    def unexplained(self) -> list[dict[str, Any]]:
+        """The slices whose newest account leaves something unexplained, in order: slice, version, how many windows."""
+        rows = self._balance.rows(["slice", "version", "unexplained"], ds.field("kind") == "slice")
+        in_order = rows.sort_by([("slice", "ascending"), ("version", "ascending")]).to_pylist()
+        return [row for row in {row["slice"]: row for row in in_order}.values() if row["unexplained"]]
+
+    def first_unexplained(self, slice_: str, version: int) -> dict[str, Any] | None:
+        """The first window of an account that nothing explains, as it is in `drift`."""
+        differences = drift_schema(self._pipeline).field("unexplained").type
+        is_off = reduce(or_, (_is_off(ds.field("unexplained", each.name), each.type) for each in differences))
+        of_account = (ds.field("slice") == slice_) & (ds.field("version") == version)
+        columns = ["window_start", *self._pipeline.keys, "live", "final", "unexplained"]
+        rows = self._drift.rows(columns, (ds.field("day") == slice_[:8]) & of_account & is_off)
+        order = [(name, "ascending") for name in ("window_start", *self._pipeline.keys)]
+        return next(iter(rows.sort_by(order).slice(0, 1).to_pylist()), None)
+
+    def new_stage(self) -> Folder:
         """Where the drift rows are staged, a folder per day."""
         return self._drift.new_stage()
 
-    def add(self, stage: Path | None, totals: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, stage: Folder | None, totals: Sequence[Mapping[str, Any]]) -> None:
         """First the drift rows, if there are any, then the totals."""
         accounts = sorted({(row["slice"], row["version"]) for row in totals})
-        staged = sorted(stage.rglob("*.parquet")) if stage else []
-        added = [self._drift.place(file) for file in staged]
+        staged = files_in(stage) if stage else []
+        added = self._drift.place_all(staged)
         said = {"accounts": accounts, "files": [action.path for action in added]}
         self._drift.transact([*added, *self._left_over()], _json(said))
-        shutil.rmtree(stage or self.new_stage(), ignore_errors=True)
+        remove(stage or self.new_stage())
         self._add_totals(totals, _json({"accounts": accounts}))
+
+    def tend(self) -> None:
+        """Now and then: merge small files, and delete what no reader can need any more."""
         self._drift.tend()
         self._balance.tend()
 
@@ -154,9 +176,8 @@ class Accounts:
         with self._balance.staged() as stage:
             for day in sorted({row["slice"][:8] for row in totals}):
                 file = stage / f"day={day}" / "totals.parquet"
-                file.parent.mkdir(parents=True)
                 rows = [row for row in totals if row["slice"].startswith(day)]
-                pq.write_table(pa.Table.from_pylist(rows, BALANCE_SCHEMA).drop_columns(["day"]), file)
+                write(pa.Table.from_pylist(rows, BALANCE_SCHEMA).drop_columns(["day"]), file)
                 actions.append(self._balance.place(file))
         self._balance.transact(actions, said)
 
@@ -175,16 +196,16 @@ class Taken:
 class Live:
     """The live table of a pipeline at one version; nothing in it if it was never made."""
 
-    path: Path
+    path: Folder
     table: DeltaTable | None
     note: Note | None
 
     @classmethod
-    def at(cls, lake_root: Path, pipeline: Pipeline) -> Self:
+    def at(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
         """As it is now."""
         path = lake_root / pipeline.live_table
         try:
-            table = DeltaTable(path)
+            table = DeltaTable(str(path))
         except TableNotFoundError:
             return cls(path=path, table=None, note=None)
         return cls(path=path, table=table, note=note_at(table))
@@ -192,6 +213,16 @@ class Live:
     def reached(self, topic: str) -> dict[int, int]:
         """How far the stream is: the end of its newest batch, or where a reset lets it begin."""
         return dict(self.note.ends.get(topic, {})) if self.note else {}
+
+    def begins(self, topic: str) -> dict[int, int]:
+        """Where the stream began: with its first batch, or where a reset lets it; partitions that came later, at 0."""
+        batches = self._batches()
+        if batches is None:
+            return self.reached(topic)
+        # Of all that there are: rows about batches are never pruned, and a reset clears them.
+        first = pc.min(batches.to_table(["batch"]).column("batch"))
+        row = batches.to_table(["offsets"], filter=ds.field("batch") == first).to_pylist()[0]
+        return {int(partition): start for partition, (start, _) in json.loads(row["offsets"]).items()}
 
     def topic_id(self, topic: str) -> str | None:
         """The id of the topic that it reads; none as long as it has read nothing."""
@@ -207,13 +238,10 @@ class Live:
 
     def taken(self, since: datetime) -> list[Taken]:
         """The ranges of all batches that were planned since a moment."""
-        files = [file for file in self._files() if value_of(file) == BATCHES_SLICE]
-        # A table that was only reset has no such columns yet.
-        if self.table is None or not files:
+        batches = self._batches()
+        if batches is None:
             return []
-        rows = dataset(self.table, self.path, files).to_table(
-            columns=["offsets", "watermark"], filter=ds.field("as_of") >= pa.scalar(since, TIME)
-        )
+        rows = batches.to_table(columns=["offsets", "watermark"], filter=ds.field("as_of") >= pa.scalar(since, TIME))
         return [
             Taken(partition=int(partition), start=start, end=end, watermark=row["watermark"])
             for row in rows.to_pylist()
@@ -221,27 +249,36 @@ class Live:
             if start < end
         ]
 
+    def _batches(self) -> ds.Dataset | None:
+        """The rows about batches; a table that was only reset has no such columns yet."""
+        files = [file for file in self._files() if value_of(file) == BATCHES_SLICE]
+        return dataset(self.table, self.path, files) if self.table is not None and files else None
+
     def _files(self) -> list[str]:
         return list(files_with_sizes(self.table)) if self.table is not None else []
 
 
-def final_files(lake_root: Path, pipeline: Pipeline, version: int, slices: Collection[str]) -> list[str]:
+def final_files(lake_root: Folder, pipeline: Pipeline, version: int, slices: Collection[str]) -> list[str]:
     """The files of the final rows of these slices, at one version of their table."""
     path = lake_root / pipeline.final_table
-    files = files_with_sizes(DeltaTable(path, version=version))
+    files = files_with_sizes(DeltaTable(str(path), version=version))
     return [str(path / file) for file in files if value_of(file) in slices]
 
 
-def ask_to_prune(lake_root: Path, pipeline: Pipeline, before: str, slices: Iterable[str]) -> None:
+def ask_to_prune(lake_root: Folder, pipeline: Pipeline, before: str, slices: Iterable[str]) -> None:
     """Ask the live job to remove the rows of these slices, all of them before one that it must keep."""
     document = {"before": before, "slices": sorted(slices)}
     Control.of(lake_root, pipeline.name).documents.replace(PRUNE, document)
 
 
-def pruned_before(lake_root: Path, pipeline: Pipeline) -> str:
+def pruned_before(lake_root: Folder, pipeline: Pipeline) -> str:
     """The slice before which live rows may be gone; no slice is before an empty name."""
     asked = Control.of(lake_root, pipeline.name).documents.read(PRUNE) or {}
     return str(asked.get("before", ""))
+
+
+def _is_off(difference: ds.Expression, type_: pa.DataType) -> ds.Expression:
+    return (difference != pa.scalar(0, type_)) | difference.is_null()
 
 
 def _json(said: Mapping[str, Any]) -> str:

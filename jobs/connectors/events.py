@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Self
 
 import duckdb
@@ -17,6 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.fenced import dataset, value_of
 from jobs.connectors.tables import Note, note_at
+from jobs.folders import Folder
 from jobs.pipelines.slices import Slice, runs_of
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 
@@ -36,16 +36,16 @@ class Count:
 class Landed:
     """The events of a source at one version of their table; ``note`` says how far its topic is landed there."""
 
-    path: Path
+    path: Folder
     table: DeltaTable
     note: Note | None
 
     @classmethod
-    def at(cls, lake_root: Path, source: Source, version: int | None = None) -> Self | None:
+    def at(cls, lake_root: Folder, source: Source, version: int | None = None) -> Self | None:
         """The newest version, or an older one; none if nothing was ever landed."""
         path = lake_root / source.events_table
         try:
-            table = DeltaTable(path, version=version)
+            table = DeltaTable(str(path), version=version)
         except TableNotFoundError:
             return None
         return cls(path=path, table=table, note=note_at(table))
@@ -119,7 +119,8 @@ class Landed:
             [f'(partition = {p} AND "offset" >= {end})' for p, end in ends.items()]
             + [f"partition NOT IN ({', '.join(map(str, ends))})" if ends else "true"]
         )
-        files = self._holding_offsets_from(min(ends.values(), default=0))
+        # A partition that is new since begins at 0, whatever the others have reached.
+        files = self._holding_offsets_from(min((ends.get(partition, 0) for partition in self._partitions), default=0))
         with self._accepted(
             [file for file in self.files([(0, before_ms)]) if file in files], (0, before_ms)
         ) as database:
@@ -160,6 +161,12 @@ class Landed:
                 min(_ms(last), hour + HOUR_MS - 1) if last else hour + HOUR_MS - 1,
             )
         return found
+
+    @property
+    def _partitions(self) -> set[int]:
+        """Those of the topic that was landed last."""
+        topics = self.note.topics.values() if self.note else ()
+        return {partition for ranges in topics for partition in ranges.offsets}
 
     def _holding_offsets_from(self, offset: int) -> set[str]:
         last = ((action["path"], action.get("max.offset")) for action in self._actions())

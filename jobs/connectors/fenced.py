@@ -6,12 +6,12 @@ process that slept while its successor wrote cannot commit any more, whatever it
 
 import json
 import logging
-import shutil
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from decimal import Decimal
 from itertools import groupby
@@ -22,15 +22,18 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from pyarrow.fs import SubTreeFileSystem
 
+from jobs.connectors.parquet import arrow_place, files_in, footer
+from jobs.folders import Folder, place, remove
 from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
 SMALL_FILE_BYTES = 32 * 1024 * 1024
+_PLACED_AT_ONCE = 8
 
 Action = AddAction | RemoveAction
 
@@ -42,7 +45,7 @@ class OvertakenError(Refusal):
 class FencedTable:
     """A table, and the version on which alone the next commit succeeds. It has one partition column."""
 
-    def __init__(self, path: Path, table: DeltaTable) -> None:
+    def __init__(self, path: Folder, table: DeltaTable) -> None:
         """Of a table that exists."""
         self.path = path
         self._table = table
@@ -55,22 +58,22 @@ class FencedTable:
         return int(self._table.version())
 
     @property
-    def staging(self) -> Path:
+    def staging(self) -> Folder:
         """Where files wait for their commit: readers and vacuum pass over names that begin with an underscore."""
         return self.path / "_staging"
 
-    def new_stage(self) -> Path:
+    def new_stage(self) -> Folder:
         """A fresh folder for the files of one commit, to be written partitioned."""
         return self.staging / uuid.uuid4().hex
 
     @contextmanager
-    def staged(self) -> Iterator[Path]:
+    def staged(self) -> Iterator[Folder]:
         """A fresh folder for as long as its commit takes."""
         stage = self.new_stage()
         try:
             yield stage
         finally:
-            shutil.rmtree(stage, ignore_errors=True)
+            remove(stage)
 
     def transact(
         self,
@@ -80,8 +83,9 @@ class FencedTable:
         mode: Literal["append", "overwrite"] = "append",
     ) -> None:
         """Commit. Overwriting removes all files that are not among the actions, and sets the columns."""
+        attempt = uuid.uuid4().hex
         signed = CommitProperties(
-            custom_metadata={"userMetadata": metadata},
+            custom_metadata={"userMetadata": metadata, "attempt": attempt},
             max_commit_retries=0,
             app_transactions=list(transactions) or None,
         )
@@ -90,8 +94,16 @@ class FencedTable:
                 list(actions), mode, self._schema, [self._partition], commit_properties=signed
             )
         except CommitFailedError as error:
-            raise OvertakenError(f"another writer has committed to {self.path}: this one ends") from error
+            if not self._is_there(attempt):
+                raise OvertakenError(f"another writer has committed to {self.path}: this one ends") from error
         self._see_own_commit()
+
+    def _is_there(self, attempt: str) -> bool:
+        """Whether the next version is this very commit: a client asks a store again when the answer is lost."""
+        with suppress(DeltaError):
+            newest = DeltaTable(str(self.path), version=self.version + 1).history(1)
+            return any(entry.get("attempt") == attempt for entry in newest)
+        return False
 
     def _see_own_commit(self) -> None:
         before = self.version
@@ -99,7 +111,7 @@ class FencedTable:
         if self.version != before + 1:
             raise OvertakenError(f"{self.path} went from version {before} to {self.version} in one commit")
 
-    def place(self, file: Path, *, data_change: bool = True, keep: bool = False) -> AddAction:
+    def place(self, file: Folder, *, data_change: bool = True, keep: bool = False) -> AddAction:
         """Put a staged file, which lies in the folder of its partition, to where the table's files are.
 
         ``keep``: it stays where it is, too, for one who has to do it again.
@@ -108,22 +120,26 @@ class FencedTable:
         folder = self.path / file.parent.name
         folder.mkdir(exist_ok=True)
         placed = folder / f"{uuid.uuid4().hex}.parquet"
-        if keep:
-            placed.hardlink_to(file)
-        else:
-            file.rename(placed)
+        place(file, placed, keep=keep)
         return AddAction(
             path=f"{folder.name}/{placed.name}",
             size=placed.stat().st_size,
             partition_values={partition: value},
             modification_time=int(time.time() * 1000),
             data_change=data_change,
-            stats=json.dumps(_stats(pq.read_metadata(placed))),
+            stats=json.dumps(_stats(footer(placed))),
         )
+
+    def place_all(self, files: Sequence[Folder]) -> list[AddAction]:
+        """Each of them; in a bucket, where one takes some requests, several at a time."""
+        if isinstance(self.path, Path):
+            return [self.place(file) for file in files]
+        with ThreadPoolExecutor(_PLACED_AT_ONCE) as pool:
+            return list(pool.map(self.place, files))
 
     def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
         """Take a file out of the table; on disk it stays for readers of older versions."""
-        partition, value = Path(file).parent.name.split("=", 1)
+        partition, value = _folder(file).split("=", 1)
         return RemoveAction(file, data_change, int(time.time() * 1000), size, {partition: value})
 
     def merge_small_files(self, metadata: str, before_commit: Callable[[], None] = lambda: None) -> None:
@@ -134,11 +150,14 @@ class FencedTable:
         began, actions = time.monotonic(), list[Action]()
         with self.staged() as stage:
             for number, files in enumerate(_bins(files_with_sizes(self._table))):
-                folder = stage / str(number) / Path(next(iter(files))).parent.name
+                folder = stage / str(number) / _folder(next(iter(files)))
                 rows = dataset(self._table, self.path, files)
                 columns = [name for name in rows.schema.names if name != self._partition]
-                ds.write_dataset(rows.scanner(columns=columns), folder, format="parquet", min_rows_per_group=100_000)
-                actions += [self.place(file, data_change=False) for file in sorted(folder.glob("*.parquet"))]
+                into, by = arrow_place(folder)
+                ds.write_dataset(
+                    rows.scanner(columns=columns), into, filesystem=by, format="parquet", min_rows_per_group=100_000
+                )
+                actions += [self.place(file, data_change=False) for file in files_in(folder)]
                 actions += [self.removal(file, size, data_change=False) for file, size in files.items()]
         before_commit()
         if actions:
@@ -151,13 +170,27 @@ class FencedTable:
         """By the library's list, not by its own hand: it would put entries into the log, over a successor's."""
         files = self._table.vacuum(dry_run=True)
         # Looked up beside this writer's own version: that one fences its next commit.
-        if DeltaTable(self.path).version() != self.version:
+        if DeltaTable(str(self.path)).version() != self.version:
             raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
         for file in files:
             (self.path / file).unlink(missing_ok=True)
 
 
-def files_of(table: DeltaTable, path: Path, schema: pa.Schema | None = None) -> ds.Dataset:
+def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[str, str]) -> DeltaTable:
+    """A table to be written; it is made if need be."""
+    try:
+        # The library's own way to make one that may be there reads its log twice.
+        return DeltaTable(str(path))
+    except TableNotFoundError:
+        with suppress(CommitFailedError):
+            return DeltaTable.create(
+                str(path), schema=schema, partition_by=[partition], mode="ignore", configuration=dict(properties)
+            )
+        # Another has made it meanwhile, or it was made and the answer was lost.
+        return DeltaTable(str(path))
+
+
+def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:
     """What is in a table now, to be read: its files and their partitions, but not the log's statistics of them.
 
     With a schema: as if it had these columns; those that it has not yet are null. The Delta library makes of a bound
@@ -186,14 +219,18 @@ def rows_by_partition(table: DeltaTable) -> Counter[str]:
 
 def value_of(file: str) -> str:
     """The value of the partition column that a file's folder names."""
-    return Path(file).parent.name.partition("=")[2]
+    return _folder(file).partition("=")[2]
 
 
-def dataset(table: DeltaTable, path: Path, files: Iterable[str], schema: pa.Schema | None = None) -> ds.Dataset:
+def _folder(file: str) -> str:
+    # Not by Path: of thousands of files that would take longer than all the rest.
+    return file.rpartition("/")[0].rpartition("/")[2]
+
+
+def dataset(table: DeltaTable, path: Folder, files: Iterable[str], schema: pa.Schema | None = None) -> ds.Dataset:
     """Some files of a table, to be read."""
-    # Arrow's own file system: the one of the Delta library ends a process noisily.
-    folder, parquet = SubTreeFileSystem(str(path), LocalFileSystem()), ds.ParquetFileFormat()
-    partitions = {file: Path(file).parent.name.split("=", 1) for file in files}
+    folder, parquet = SubTreeFileSystem(*arrow_place(path)), ds.ParquetFileFormat()
+    partitions = {file: _folder(file).split("=", 1) for file in files}
     fragments = [parquet.make_fragment(file, folder, ds.field(p) == value) for file, (p, value) in partitions.items()]
     # Rows about batches have no window: what a plan calls never null is so only in its own rows.
     columns = schema or pa.schema(table.schema().to_arrow())
@@ -203,8 +240,8 @@ def dataset(table: DeltaTable, path: Path, files: Iterable[str], schema: pa.Sche
 
 def _bins(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Files to merge: of one partition, two at least, and no more than make a file of a good size."""
-    by_folder = sorted(sizes.items(), key=lambda item: (Path(item[0]).parent.name, item[1]))
-    for _, group in groupby(by_folder, key=lambda item: Path(item[0]).parent.name):
+    by_folder = sorted(sizes.items(), key=lambda item: (_folder(item[0]), item[1]))
+    for _, group in groupby(by_folder, key=lambda item: _folder(item[0])):
         found: dict[str, int] = {}
         for file, size in group:
             if sum(found.values()) + size > SMALL_FILE_BYTES:

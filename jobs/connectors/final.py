@@ -5,18 +5,20 @@ a change of metadata, and which slices are final is known from a few files.
 """
 
 import json
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice, takewhile
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.connectors.fenced import Action, FencedTable, dataset, files_with_sizes, value_of
+from jobs.connectors.fenced import Action, FencedTable, dataset, files_with_sizes, opened, value_of
+from jobs.connectors.parquet import footer, read, write
 from jobs.connectors.states import Header
+from jobs.folders import Folder
 from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
 from jobs.refusal import Refusal
 
@@ -40,7 +42,7 @@ class Publication:
     """A slice to be published: its header, and its staged files (none if it is empty)."""
 
     header: Header
-    files: tuple[Path, ...]
+    files: tuple[Folder, ...]
 
 
 def columns_of(pipeline: Pipeline) -> pa.Schema:
@@ -85,42 +87,40 @@ def live_schema(pipeline: Pipeline) -> pa.Schema:
 class FinalTable(FencedTable):
     """The final rows of a pipeline. Who writes holds the lease of the pipeline's recompute."""
 
-    def __init__(self, pipeline: Pipeline, path: Path, table: DeltaTable) -> None:
+    def __init__(self, pipeline: Pipeline, path: Folder, table: DeltaTable) -> None:
         """Use `open` or `read`."""
         super().__init__(path, table)
         self._pipeline = pipeline
-        self._folders: tuple[int, Mapping[str, Mapping[str, int]]] | None = None
+        self._files: tuple[int, list[tuple[str, int]]] | None = None
         # File -> what is in it: files never change, and most days do not either.
         self._read: dict[str, list[Header]] = {}
 
     @classmethod
-    def open(cls, lake_root: Path, pipeline: Pipeline) -> Self:
+    def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
         """To write: the table is made if need be, and gets the columns that a changed definition adds."""
         path = lake_root / pipeline.final_table
-        table = DeltaTable.create(
-            path, schema=schema_of(pipeline), partition_by=["slice"], mode="ignore", configuration=_PROPERTIES
-        )
+        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES)
         _adapt(table, schema_of(pipeline), path)
         return cls(pipeline, path, table)
 
     @classmethod
-    def read(cls, lake_root: Path, pipeline: Pipeline, version: int | None = None) -> Self | None:
+    def read(cls, lake_root: Folder, pipeline: Pipeline, version: int | None = None) -> Self | None:
         """To read, as it is now or was at a version; none if nothing was ever published."""
         path = lake_root / pipeline.final_table
         try:
-            return cls(pipeline, path, DeltaTable(path, version=version))
+            return cls(pipeline, path, DeltaTable(str(path), version=version))
         except TableNotFoundError:
             return None
 
     def days(self) -> list[str]:
         """The days on which final slices begin, in order."""
-        folders = (folder for folder, files in self._by_folder().items() if files)
-        return sorted(f.removeprefix(HEADERS_SLICE) for f in folders if f.startswith(HEADERS_SLICE))
+        folders = {value_of(file) for file, _ in self._all_files() if file.startswith(f"slice={HEADERS_SLICE}")}
+        return sorted(folder.removeprefix(HEADERS_SLICE) for folder in folders)
 
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
         """Of every final slice, or of those that begin on one of these days."""
-        folders = [HEADERS_SLICE + day for day in (self.days() if days is None else days)]
-        files = [file for folder in folders for file in self._by_folder().get(folder, ())]
+        wanted = self.days() if days is None else days
+        files = [file for day in wanted for file in self._in_folder(HEADERS_SLICE + day)]
         found = {header.slice: header for header in self._headers_in(files)}
         for header in found.values():
             if header.slice_seconds != self._pipeline.slice_seconds:
@@ -135,30 +135,40 @@ class FinalTable(FencedTable):
         wanted = list(files)
         for file in wanted:
             if file not in self._read:
-                texts = pq.read_table(self.path / file, columns=["header"], partitioning=None).column("header")
+                texts = read(self.path / file, ["header"]).column("header")
                 self._read[file] = [Header.from_json(text) for text in texts.to_pylist()]
         return [header for file in wanted for header in self._read[file]]
 
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a slice; columns that a changed definition has added since are null."""
-        files = self._by_folder().get(slice_, {})
+        files = self._in_folder(slice_)
         names = columns_of(self._pipeline).names if columns is None else list(columns)
         return dataset(self._table, self.path, files, schema_of(self._pipeline)).to_table(columns=names)
 
-    def _by_folder(self) -> Mapping[str, Mapping[str, int]]:
-        """The files of each partition, looked up once for each version: a run may ask for thousands of slices."""
-        if self._folders is None or self._folders[0] != self.version:
-            found: dict[str, dict[str, int]] = {}
-            for file, size in files_with_sizes(self._table).items():
-                found.setdefault(value_of(file), {})[file] = size
-            self._folders = self.version, found
-        return self._folders[1]
+    def has_columns_of_now(self, slice_: str) -> bool:
+        """Whether the rows of a slice were written with the columns of today's definition, in their order."""
+        names = columns_of(self._pipeline).names
+        signature = set(schema_of(self._pipeline).names).difference(names)
+        schemas = (footer(self.path / file).schema.to_arrow_schema() for file in self._in_folder(slice_))
+        return all([name for name in schema.names if name not in signature] == names for schema in schemas)
+
+    def _in_folder(self, value: str) -> dict[str, int]:
+        """The files of a partition, and their sizes."""
+        files, folder = self._all_files(), f"slice={value}/"
+        first = bisect_left(files, (folder, 0))
+        return dict(takewhile(lambda file: file[0].startswith(folder), islice(files, first, None)))
+
+    def _all_files(self) -> list[tuple[str, int]]:
+        """In order, and looked up once for each version: a run may ask for thousands of slices."""
+        if self._files is None or self._files[0] != self.version:
+            self._files = self.version, sorted(files_with_sizes(self._table).items())
+        return self._files[1]
 
     def publish(self, publications: Sequence[Publication]) -> None:
         """Replace these slices, rows and headers together, in one commit, if each is at the version before."""
-        by_folder, actions = self._by_folder(), list[Action]()
+        actions = list[Action]()
         for day in sorted({publication.header.slice[:8] for publication in publications}):
-            old = by_folder.get(HEADERS_SLICE + day, {})
+            old = self._in_folder(HEADERS_SLICE + day)
             headers = {header.slice: header for header in self._headers_in(old)}
             changed = [p.header for p in publications if p.header.slice.startswith(day)]
             for header in changed:
@@ -168,7 +178,7 @@ class FinalTable(FencedTable):
             with self.staged() as stage:
                 actions.append(self.place(self._write_headers(stage, day, headers)))
         for publication in publications:
-            actions += [self.removal(file, size) for file, size in by_folder.get(publication.header.slice, {}).items()]
+            actions += [self.removal(file, size) for file, size in self._in_folder(publication.header.slice).items()]
             actions += self._place_whole(publication)
         versions = {p.header.slice: p.header.version for p in publications}
         runs = sorted({p.header.run for p in publications})
@@ -177,7 +187,7 @@ class FinalTable(FencedTable):
     def _place_whole(self, publication: Publication) -> list[Action]:
         """All that was staged and judged, or nothing: a run that died before may have left less."""
         header = publication.header
-        rows = sum(pq.read_metadata(file).num_rows for file in publication.files)
+        rows = sum(footer(file).num_rows for file in publication.files)
         if rows != header.rows:
             raise Refusal(
                 f"{rows:,} rows of slice {header.slice} are staged, its audit saw {header.rows:,}: clear the recompute "
@@ -201,28 +211,31 @@ class FinalTable(FencedTable):
         if self.version % _VACUUM_EVERY_COMMITS == 0:
             self.delete_what_no_reader_needs()
 
-    def _write_headers(self, stage: Path, day: str, headers: Mapping[str, Header]) -> Path:
+    def _write_headers(self, stage: Folder, day: str, headers: Mapping[str, Header]) -> Folder:
         ordered = [headers[name] for name in sorted(headers)]
         file = stage / f"slice={HEADERS_SLICE}{day}" / "headers.parquet"
-        file.parent.mkdir(parents=True)
         columns: dict[str, Any] = {
             "version": pa.array([header.version for header in ordered], pa.int64()),
             "final_slice": [header.slice for header in ordered],
             "header": [header.to_json() for header in ordered],
         }
-        pq.write_table(pa.table(columns), file)
+        write(pa.table(columns), file)
         return file
 
     def published_at(self, slice_: str, version: int) -> int | None:
-        """The version of the table at which a version of a slice was published, as far back as the log goes."""
+        """A version of the table that has this version of a slice, as far back as the log goes."""
+        replaced: int | None = None
         for entry in self._table.history():
-            said = json.loads(entry.get("userMetadata") or "{}").get("versions", {})
-            if said.get(slice_) == version:
+            said = json.loads(entry.get("userMetadata") or "{}").get("versions", {}).get(slice_, 0)
+            if said == version:
                 return int(entry["version"])
-        return None
+            if said > version:
+                replaced = int(entry["version"])
+        # The commit that brought it is out of the log: it was there until it was replaced.
+        return None if replaced is None else replaced - 1
 
 
-def _adapt(table: DeltaTable, wanted: pa.Schema, path: Path) -> None:
+def _adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
     """Add the columns of a changed definition; a column whose type has changed cannot be served."""
     there = {field.name: field for field in table.schema().fields}
     asked = Schema.from_arrow(wanted).fields

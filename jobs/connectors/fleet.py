@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -16,6 +15,7 @@ from jobs.connectors.airflow_api import AirflowApi
 from jobs.connectors.control import Control, death_of
 from jobs.connectors.epochs import STOP_SECONDS, Epoch, Health, Stop, Wait, failures
 from jobs.connectors.incidents import Incidents, crash_loop, failed_run, stalled
+from jobs.folders import Folder
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
 from jobs.refusal import Refusal
@@ -65,7 +65,7 @@ class StreamState:
 class Fleet:
     """The streaming jobs of a lake, and the Airflow that runs them; without one the drivers alone can be asked."""
 
-    lake_root: Path
+    lake_root: Folder
     api: AirflowApi | None
     report: Report = lambda line: None
 

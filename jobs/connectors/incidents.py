@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.connectors.documents import Documents
+from jobs.folders import Folder
 from jobs.pipelines.spec import INCIDENTS
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Incidents:
         self._documents = documents
 
     @classmethod
-    def of(cls, lake_root: Path) -> "Incidents":
+    def of(cls, lake_root: Folder) -> "Incidents":
         """Those of the lake below a root."""
         return cls(Documents.at(lake_root / INCIDENTS))
 
@@ -177,11 +177,20 @@ class Incidents:
 
     def still_open(self, *prefixes: str) -> list[Incident]:
         """Those that are not over and whose key begins so."""
-        return [found for found in self.all() if not found.closed and found.key.startswith(prefixes)]
+        return [found for found in self._fold(prefixes) if not found.closed]
+
+    def close_blocked(self, pipeline: str, slices: Iterable[str]) -> None:
+        """Close those of slices that are final now."""
+        for name in slices:
+            self.close(blocked(pipeline, name), "the slice is final now")
 
     def all(self) -> list[Incident]:
         """Every incident, the one with the newest word first."""
-        found = [_incident(row, chapter) for row in self._rows().values() for chapter in self._chapters(row)]
+        return self._fold(("",))
+
+    def _fold(self, prefixes: tuple[str, ...]) -> list[Incident]:
+        rows = [row for row in self._rows().values() if row.key.startswith(prefixes)]
+        found = [_incident(row, chapter) for row in rows for chapter in self._chapters(row)]
         return sorted(found, key=lambda incident: -incident.updated)
 
     def untold(self) -> list[Untold]:

@@ -4,18 +4,18 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, value_of
+from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.final import TIME
+from jobs.connectors.parquet import write
 from jobs.connectors.states import Boundary, Counted, Entry, State
+from jobs.folders import Folder
 from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import Pipeline
 
@@ -55,24 +55,23 @@ _READ = [name for name in SCHEMA.names if name not in _DERIVED]
 class Ledger(FencedTable):
     """The ledger of a pipeline. Who writes holds the lease of the pipeline's recompute."""
 
-    def __init__(self, pipeline: Pipeline, path: Path, table: DeltaTable) -> None:
+    def __init__(self, pipeline: Pipeline, path: Folder, table: DeltaTable) -> None:
         """Use `open` or `read`."""
         super().__init__(path, table)
         self._pipeline = pipeline
 
     @classmethod
-    def open(cls, lake_root: Path, pipeline: Pipeline) -> Self:
+    def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
         """To write; it is made if need be."""
         path = lake_root / pipeline.ledger_table
-        table = DeltaTable.create(path, schema=SCHEMA, partition_by=["day"], mode="ignore", configuration=_PROPERTIES)
-        return cls(pipeline, path, table)
+        return cls(pipeline, path, opened(path, SCHEMA, "day", _PROPERTIES))
 
     @classmethod
-    def read(cls, lake_root: Path, pipeline: Pipeline) -> Self | None:
+    def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
         """To read; none if no plan was ever made."""
         path = lake_root / pipeline.ledger_table
         try:
-            return cls(pipeline, path, DeltaTable(path))
+            return cls(pipeline, path, DeltaTable(str(path)))
         except TableNotFoundError:
             return None
 
@@ -84,9 +83,12 @@ class Ledger(FencedTable):
                 return Counted.from_json(said["counted"])
         return None
 
-    def newest(self, days: Collection[str] | None = None) -> dict[str, Entry]:
-        """The newest line of each slice, or of those that begin on one of these days."""
-        return _entries(self._newest(days))
+    def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
+        """The newest line of each slice, or of these."""
+        if slices is None:
+            return _entries(self._newest())
+        rows = self._newest({slice_[:8] for slice_ in slices})
+        return _entries(rows.filter(pc.is_in(rows.column("slice"), pa.array(slices, pa.string()))))
 
     def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
         """The newest line of each slice that begins on one of these days, but of those that are settled the name alone.
@@ -94,15 +96,15 @@ class Ledger(FencedTable):
         Settled: called final at the version that is given for it, and nothing came late.
         """
         rows = self._newest(days)
-        columns = (rows.column(name).to_pylist() for name in ("slice", "state", "version", "late"))
-        settled = [
-            (state, late, version) == (State.FINAL, 0, versions.get(slice_))
-            for slice_, state, version, late in zip(*columns, strict=True)
-        ]
-        mask = pa.array(settled, pa.bool_())
-        return _entries(rows.filter(pc.invert(mask))), set(rows.column("slice").filter(mask).to_pylist())
+        at = pc.index_in(rows.column("slice"), pa.array(versions, pa.string()))
+        as_final = pa.array(versions.values(), pa.int64()).take(at)
+        settled = pc.and_(
+            pc.and_(pc.equal(rows.column("state"), State.FINAL.value), pc.equal(rows.column("late"), 0)),
+            pc.fill_null(pc.equal(rows.column("version"), as_final), False),
+        )
+        return _entries(rows.filter(pc.invert(settled))), set(rows.column("slice").filter(settled).to_pylist())
 
-    def _newest(self, days: Collection[str] | None) -> pa.Table:
+    def _newest(self, days: Collection[str] | None = None) -> pa.Table:
         files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
         rows = dataset(self._table, self.path, files).to_table(_READ).sort_by([("commit", "ascending")])
         last = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}
@@ -133,11 +135,10 @@ class Ledger(FencedTable):
             self.merge_small_files(said)
             self.delete_what_no_reader_needs()
 
-    def _write(self, stage: Path, day: str, lines: Iterable[Entry]) -> Path:
+    def _write(self, stage: Folder, day: str, lines: Iterable[Entry]) -> Folder:
         file = stage / f"day={day}" / "lines.parquet"
-        file.parent.mkdir(parents=True)
         rows = [self._row(line) for line in lines]
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA).drop_columns(["day"]), file)
+        write(pa.Table.from_pylist(rows, SCHEMA).drop_columns(["day"]), file)
         return file
 
     def _row(self, entry: Entry) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from kafka import KafkaAdminClient
 
@@ -14,11 +13,13 @@ from jobs.connectors.control import Control, Lease
 from jobs.connectors.epochs import Phase, Receipt
 from jobs.connectors.events import Count, Landed
 from jobs.connectors.final import FinalTable
+from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.kafka import require
 from jobs.connectors.ledger import Ledger
-from jobs.connectors.runs import Plan, RunFolder, Work, discard_old
+from jobs.connectors.runs import Plan, RunFolder, Work, discard_old, slices_left
 from jobs.connectors.states import (
     MAX_SLICES,
+    Boundary,
     Counted,
     Due,
     Entry,
@@ -29,11 +30,13 @@ from jobs.connectors.states import (
     Survey,
     Topic,
     begin,
-    over,
+    is_of,
+    is_passed,
     survey,
     tide_line,
     with_late,
 )
+from jobs.folders import Folder
 from jobs.pipelines.slices import Slice, slice_at, slice_named
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 from jobs.refusal import Refusal
@@ -69,7 +72,7 @@ class _Seen:
 
 
 @contextmanager
-def writing(lake_root: Path, job: str) -> Iterator[Lease]:
+def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
     """The lease of a batch job for a short write: others who write wait their turn."""
     lease = _acquire(lake_root, job)
     # Not one that starts for too long: to send a weekend's slices takes a while.
@@ -82,7 +85,7 @@ def writing(lake_root: Path, job: str) -> Iterator[Lease]:
         lease.release(receipt)
 
 
-def _acquire(lake_root: Path, job: str) -> Lease:
+def _acquire(lake_root: Folder, job: str) -> Lease:
     deadline = time.monotonic() + LEASE_PATIENCE_SECONDS
     while True:
         try:
@@ -94,7 +97,7 @@ def _acquire(lake_root: Path, job: str) -> Lease:
 
 
 def look(
-    lake_root: Path,
+    lake_root: Folder,
     client: KafkaAdminClient,
     pipeline: Pipeline,
     request: Request | None = None,
@@ -108,7 +111,7 @@ def look(
 
 
 def await_ingest(
-    lake_root: Path,
+    lake_root: Folder,
     client: KafkaAdminClient,
     pipeline: Pipeline,
     run: str,
@@ -122,7 +125,8 @@ def await_ingest(
     waiting = look(lake_root, client, pipeline, request, clock).survey.waiting
     if not waiting:
         return
-    taken = make(lake_root, client, pipeline, run, Request(slices=(), reason="its time has come"), clock).survey.taken
+    nothing = Request(slices=(), reason="its time has come")
+    taken = make(lake_root, client, pipeline, run, nothing, clock, begins=False).survey.taken
     boundaries = [taken.get(slice_, boundary) for slice_, boundary in waiting.items()]
     topic, deadline = _topic(client, pipeline.source), time.monotonic() + INGEST_PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -133,28 +137,42 @@ def await_ingest(
 
 
 def make(
-    lake_root: Path,
+    lake_root: Folder,
     client: KafkaAdminClient,
     pipeline: Pipeline,
     run: str,
     request: Request | None = None,
     clock: Callable[[], float] = time.time,
+    *,
+    begins: bool = True,
 ) -> Planned:
-    """Plan a run: boundaries and states go into the ledger, the plan into the run's folder."""
+    """Plan a run: boundaries and states go into the ledger, the plan into the run's folder, unless it only looks."""
     with writing(lake_root, pipeline.recompute_job) as lease:
         headers, ledger = FinalTable.open(lake_root, pipeline).headers(), Ledger.open(lake_root, pipeline)
         seen = _see(lake_root, client, pipeline, headers, ledger, request, clock)
         surveyed = survey(pipeline, seen.known, request)
         plan = _plan(pipeline, run, seen, surveyed)
         lease.check()
-        _tell(ledger, seen, surveyed, plan)
+        _close_incidents(lake_root, pipeline, ledger)
         discard_old(lake_root, pipeline)
-        RunFolder.of(lake_root, pipeline, run).begin(plan)
+        if begins:
+            # Before the ledger says that it is under way: by its folder the next run finds what this one leaves.
+            lease.check()
+            RunFolder.of(lake_root, pipeline, run).begin(plan)
+        _tell(ledger, seen, surveyed, plan)
     return Planned(survey=surveyed, plan=plan)
 
 
+def _close_incidents(lake_root: Folder, pipeline: Pipeline, ledger: Ledger) -> None:
+    """Of blocked slices that are final: who published one may have died before it said so."""
+    incidents, prefix = Incidents.of(lake_root), blocked(pipeline.name, "")
+    names = [incident.key.removeprefix(prefix) for incident in incidents.still_open(prefix)]
+    final = [name for name, entry in ledger.newest(names).items() if entry.state is State.FINAL]
+    incidents.close_blocked(pipeline.name, final)
+
+
 def _see(
-    lake_root: Path,
+    lake_root: Folder,
     client: KafkaAdminClient,
     pipeline: Pipeline,
     headers: Mapping[str, Header],
@@ -176,28 +194,31 @@ def _see(
     )
     if ledger is None:
         return _Seen(known=known, landed=landed, ends=ends)
+    known = replace(known, left=slices_left(lake_root, pipeline) & headers.keys())
     known = _with_entries(pipeline, known, ledger, request)
     # A topic of which nothing is landed yet has no late events: those that are landed are another's.
     if landed is None or not ends:
         return _Seen(known=known, landed=landed, ends=ends)
     late, counted = _count_late(pipeline, landed, ledger.counted(), known, ends)
-    if missing := {name for name in late if name not in known.entries}:
-        known = replace(known, entries={**known.entries, **ledger.newest({name[:8] for name in missing})})
+    if missing := [name for name in late if name not in known.entries]:
+        known = replace(known, entries={**known.entries, **ledger.newest(missing)})
     return _Seen(known=replace(known, late=late), landed=landed, ends=ends, counted=counted)
 
 
 def _with_entries(pipeline: Pipeline, known: Known, ledger: Ledger, request: Request | None) -> Known:
     """What the ledger says of slices that may be due, which are those of the last days: it grows for ever."""
-    line = tide_line(over(pipeline, known), known.headers)
-    start_ms = (begin(pipeline, known) or 0) if line is None else line
+    first_ms = begin(pipeline, known)
+    line_ms = tide_line(pipeline, first_ms, known.headers)
+    start_ms = (first_ms or 0) if line_ms is None else line_ms
     since_ms = max(0, min(start_ms, known.now_ms - (pipeline.source.horizon_hours + _MORE_HOURS) * HOUR_MS))
     recent, asked = Slice(since_ms, since_ms).name, {slice_.name for slice_ in request.slices} if request else set()
-    told = [n for n, h in known.headers.items() if n >= recent or n in asked or h.as_of_ms >= since_ms]
+    wanted = asked | set(known.left)
+    told = [n for n, h in known.headers.items() if n >= recent or n in wanted or h.as_of_ms >= since_ms]
     days = {Slice(at, at).name[:8] for at in range(since_ms - since_ms % _DAY_MS, known.now_ms + 1, _DAY_MS)}
     versions = {name: known.headers[name].version for name in told if name not in asked}
     entries, settled = ledger.unsettled(days | {name[:8] for name in (*told, *asked)}, versions)
     rest = tuple(name for name in told if name not in settled)
-    return replace(known, entries=entries, settled=settled, with_entries=rest, since_ms=since_ms, line_ms=line)
+    return replace(known, entries=entries, settled=settled, with_entries=rest, since_ms=since_ms)
 
 
 def _topic(client: KafkaAdminClient, source: Source) -> Topic:
@@ -235,15 +256,35 @@ def _count_late(
     return late, now
 
 
-def late_for(lake_root: Path, pipeline: Pipeline, header: Header, counted: Counted | None) -> int:
-    """The events of a final slice that were counted and are not in it, for one whose lines are another run's."""
+def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:
+    """Write what becomes of the slices of a run, between its plan and its publish."""
+    said = list(lines)
+    if not said:
+        return
+    with writing(lake_root, pipeline.recompute_job):
+        ledger = Ledger.open(lake_root, pipeline)
+        newest, counted = ledger.newest([line.slice for line in said]), ledger.counted()
+        said = [line for line in said if not is_passed(line, newest.get(line.slice))]
+        late = (late_of(lake_root, pipeline, line, newest.get(line.slice), counted) for line in said)
+        ledger.append([replace(line, late=count) for line, count in zip(said, late, strict=True)])
+
+
+def late_of(
+    lake_root: Folder, pipeline: Pipeline, computed: Header | Entry, newest: Entry | None, counted: Counted | None
+) -> int:
+    """The events that were counted and are not in what a run has computed of a slice.
+
+    By its own newest line, to which other plans have added; where the newest is another run's, by the events.
+    """
+    if is_of(computed, newest):
+        return newest.late if newest else 0
     landed = Landed.at(lake_root, pipeline.source)
-    if landed is None or counted is None or counted.topic_id != header.topic_id:
+    if landed is None or counted is None or counted.topic_id != _topic_id(computed):
         return 0
-    before_ms = slice_named(pipeline, header.slice).end_ms + pipeline.window.reach_ms
-    rows = landed.since(header.offsets, counted.since_ms, before_ms).to_pylist()
+    before_ms = slice_named(pipeline, computed.slice).end_ms + pipeline.window.reach_ms
+    rows = landed.since(computed.offsets, counted.since_ms, before_ms).to_pylist()
     behind = (row for row in rows if row["offset"] < counted.ends.get(row["partition"], 0))
-    return sum(header.slice in _touched(pipeline, row["time"]) for row in behind)
+    return sum(computed.slice in _touched(pipeline, row["time"]) for row in behind)
 
 
 def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
@@ -256,11 +297,17 @@ def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
 def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: Topic) -> bool:
     """Whether an event was not yet landed when a slice was computed."""
     at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
-    topic_id = computed.topic_id if isinstance(computed, Header) else computed.boundary and computed.boundary.topic_id
-    if topic_id == topic.topic_id:
+    if _topic_id(computed) == topic.topic_id:
         return row["offset"] >= computed.offsets.get(row["partition"], 0)
     # Offsets of a topic that was re-created begin anew: only the time can tell.
     return row["arrival"] > at_ms
+
+
+def _topic_id(computed: Header | Entry) -> str | None:
+    """Of which topic its offsets are."""
+    if isinstance(computed, Header):
+        return computed.topic_id
+    return computed.boundary.topic_id if computed.boundary else None
 
 
 def _plan(pipeline: Pipeline, run: str, seen: _Seen, surveyed: Survey) -> Plan:
@@ -292,21 +339,31 @@ def _work(due: Due, count: Count) -> Work:
     )
 
 
+def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, now_ms: int) -> Entry:
+    """A slice with its boundary. One that has a line stays what it is: its topic was re-created, all of it is new."""
+    if entry:
+        return replace(entry, boundary=boundary, offsets={}, at_ms=now_ms)
+    return Entry(
+        slice=slice_.name, state=State.OPEN, at_ms=now_ms, run=run, boundary=boundary, reason="its time has come"
+    )
+
+
 def _tell(ledger: Ledger, seen: _Seen, surveyed: Survey, plan: Plan) -> None:
     """Write boundaries, then what is closed or reopened, then what is being recomputed."""
     known, now_ms = seen.known, seen.known.now_ms
-    opened = partial(Entry, state=State.OPEN, at_ms=now_ms, run=plan.run, reason="its time has come")
-    ledger.append(
-        opened(slice=slice_.name, boundary=boundary)
+    bounded = {
+        slice_.name: _bounded(slice_, boundary, known.entries.get(slice_.name), plan.run, now_ms)
         for slice_, boundary in surveyed.taken.items()
         if slice_.name not in known.headers
-    )
+    }
+    ledger.append(bounded.values())
+    entries = {**known.entries, **bounded}
     planned = {work.slice for work in plan.work}
     # Late events are counted once: from here on they are in the lines.
     late = [
-        with_late(known.entries[name], count, now_ms)
+        with_late(entries[name], count, now_ms)
         for name, count in known.late.items()
-        if name in known.entries and name not in planned
+        if name in entries and name not in planned
     ]
     begun = [
         plan.entry(work, State.REOPENED if work.version else State.CLOSED, at_ms=now_ms, late=work.late)

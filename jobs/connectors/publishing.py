@@ -7,21 +7,22 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from jobs.connectors.checksums import checksum
 from jobs.connectors.control import Lease
 from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError
 from jobs.connectors.final_topic import Message, messages, send, tombstones, window_columns
-from jobs.connectors.incidents import Incidents, blocked
+from jobs.connectors.incidents import Incidents
 from jobs.connectors.ledger import Ledger
-from jobs.connectors.planning import late_for, writing
+from jobs.connectors.parquet import write
+from jobs.connectors.planning import late_of, writing
 from jobs.connectors.runs import Plan, RunFolder, Work
-from jobs.connectors.states import Counted, Entry, Header, State, is_of, reconciled
+from jobs.connectors.states import Counted, Entry, Header, State, is_passed, reconciled
 from jobs.failpoints import FailPoint, reach
+from jobs.folders import Folder
 from jobs.pipelines.slices import runs_of, slice_named
 from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
@@ -73,7 +74,7 @@ def publish(settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[
         refused = _commit(settings.lake_root, pipeline, final, lease, folder, headers)
         reach(FailPoint.PUBLISHED, 0)
         told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
-        versions, sent = _tell(settings, pipeline, final, ledger, lease, told)
+        versions, settled, sent = _tell(settings, pipeline, final, ledger, lease, told)
         final.tend()
     reach(FailPoint.TOLD, 0)
     stay = {
@@ -81,7 +82,7 @@ def publish(settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[
         for name, verdict in verdicts.items()
         if not verdict["passed"]
     }
-    _close_incidents(settings.lake_root, pipeline, versions)
+    Incidents.of(settings.lake_root).close_blocked(pipeline.name, settled)
     if approved is None and not stay:
         folder.end()
     return Published(
@@ -117,13 +118,13 @@ def roll_back(
             final.publish([Publication(header=header, files=files)])
         reach(FailPoint.PUBLISHED, 0)
         _tell(settings, pipeline, final, ledger, lease, {slice_})
-    _close_incidents(settings.lake_root, pipeline, [slice_])
+    Incidents.of(settings.lake_root).close_blocked(pipeline.name, [slice_])
     RunFolder.of(settings.lake_root, pipeline, run).end()
     return header
 
 
 def earlier(
-    lake_root: Path, pipeline: Pipeline, final: FinalTable, slice_: str, version: int
+    lake_root: Folder, pipeline: Pipeline, final: FinalTable, slice_: str, version: int
 ) -> tuple[Header, pa.Table]:
     """Header and rows of a version of a slice, as long as the table's log and files are kept."""
     table_version = final.published_at(slice_, version)
@@ -134,11 +135,14 @@ def earlier(
             f'version {version} of slice {slice_} of {pipeline.name!r} is not there: `tideline query "select slice, '
             f'version, as_of from ledger_{pipeline.name}"` lists the versions; files are kept for 30 days'
         )
-    return header, then.rows(slice_)
+    rows = then.rows(slice_)
+    # With other columns than it was published with it has another checksum.
+    same = then.has_columns_of_now(slice_)
+    return header if same else replace(header, checksum=checksum(pipeline, rows)), rows
 
 
 def _commit(
-    lake_root: Path,
+    lake_root: Folder,
     pipeline: Pipeline,
     final: FinalTable,
     lease: Lease,
@@ -188,55 +192,61 @@ def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, An
     )
 
 
-def _keep_gone(lake_root: Path, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
+def _keep_gone(lake_root: Folder, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
     """What a slice serves until now, and what its own run had replaced: that one may have died before it told."""
     windows = [final.rows(now.slice, window_columns(pipeline))]
     if (earlier_ones := RunFolder.of(lake_root, pipeline, now.run).gone(now.slice)) is not None:
         windows.append(earlier_ones)
-    RunFolder.of(lake_root, pipeline, run).keep_gone(now.slice, pa.concat_tables(windows))
+    names = window_columns(pipeline)
+    RunFolder.of(lake_root, pipeline, run).keep_gone(now.slice, pa.concat_tables(windows).group_by(names).aggregate([]))
 
 
 def _tell(
     settings: Settings, pipeline: Pipeline, final: FinalTable, ledger: Ledger, lease: Lease, slices: Iterable[str]
-) -> tuple[dict[str, int], int]:
+) -> tuple[dict[str, int], list[str], int]:
     """The topic first, then the ledger: a slice that the ledger calls final needs nothing more.
 
     Returns:
-        the version of each slice, and how many messages were sent.
+        the version of each slice, those of which it is the last word, and how many messages were sent.
     """
-    names, sent = sorted(slices), 0
+    names, settled, sent = sorted(slices), list[str](), 0
     headers = final.headers({name[:8] for name in names})
     told = [headers[name] for name in names]
     for some in (told[at : at + _TOLD_AT_ONCE] for at in range(0, len(told), _TOLD_AT_ONCE)):
-        wanted = (message for header in some for message in _messages(settings.lake_root, pipeline, final, header))
-        lease.check()
+        wanted = (m for header in some for m in _messages(settings.lake_root, pipeline, final, lease, header))
         sent += send(settings.kafka, pipeline.final_topic.name, wanted)
         lease.check()
-        entries = ledger.newest({header.slice[:8] for header in some})
+        entries = ledger.newest([header.slice for header in some])
         counted = ledger.counted()
+        newest = [header for header in some if not is_passed(header, entries.get(header.slice))]
         ledger.append(
-            _line(settings.lake_root, pipeline, header, entries.get(header.slice), counted) for header in some
+            _line(settings.lake_root, pipeline, header, entries.get(header.slice), counted) for header in newest
         )
-    return {header.slice: header.version for header in told}, sent
+        settled += [header.slice for header in newest]
+    return {header.slice: header.version for header in told}, settled, sent
 
 
-def _line(lake_root: Path, pipeline: Pipeline, header: Header, entry: Entry | None, counted: Counted | None) -> Entry:
+def _line(lake_root: Folder, pipeline: Pipeline, header: Header, entry: Entry | None, counted: Counted | None) -> Entry:
     line = reconciled(header, entry)
-    if not is_of(header, entry) and not header.verdict.startswith(_ROLLED_BACK):
-        line = replace(line, late=late_for(lake_root, pipeline, header, counted))
+    if not header.verdict.startswith(_ROLLED_BACK):
+        line = replace(line, late=late_of(lake_root, pipeline, header, entry, counted))
     verdict = f"{header.verdict}; {header.reason}" if header.verdict not in ("", "passed") else header.reason
     return replace(line, at_ms=round(time.time() * 1000), state=State.FINAL, reason=verdict)
 
 
-def _messages(lake_root: Path, pipeline: Pipeline, final: FinalTable, header: Header) -> Iterable[Message]:
+def _messages(
+    lake_root: Folder, pipeline: Pipeline, final: FinalTable, lease: Lease, header: Header
+) -> Iterable[Message]:
     rows = final.rows(header.slice)
+    # Before each slice: one who slept while it sent would put older versions behind its successor's.
+    lease.check()
     yield from messages(pipeline, header, rows)
     gone = RunFolder.of(lake_root, pipeline, header.run).gone(header.slice)
     if gone is not None:
         yield from tombstones(pipeline, gone, rows)
 
 
-def _stage_again(stage: Path, header: Header, rows: pa.Table) -> tuple[Path, ...]:
+def _stage_again(stage: Folder, header: Header, rows: pa.Table) -> tuple[Folder, ...]:
     if not rows.num_rows:
         return ()
     time_ = pa.scalar(header.as_of_ms * 1000, pa.timestamp("us", tz="UTC"))
@@ -244,12 +254,5 @@ def _stage_again(stage: Path, header: Header, rows: pa.Table) -> tuple[Path, ...
     for name, value in {**more, "fingerprint": pa.scalar(header.fingerprint)}.items():
         rows = rows.append_column(name, pa.array([value.as_py()] * rows.num_rows, value.type))
     file = stage / f"slice={header.slice}" / "rows.parquet"
-    file.parent.mkdir(parents=True)
-    pq.write_table(rows, file)
+    write(rows, file)
     return (file,)
-
-
-def _close_incidents(lake_root: Path, pipeline: Pipeline, slices: Iterable[str]) -> None:
-    incidents = Incidents.of(lake_root)
-    for name in slices:
-        incidents.close(blocked(pipeline.name, name), "the slice is final now")

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
@@ -28,6 +27,8 @@ from jobs.connectors.incidents import Incidents
 from jobs.connectors.kafka import TopicState, require
 from jobs.connectors.tables import Note, Ranges, TableWriter, last_note
 from jobs.failpoints import FailPoint, reach
+from jobs.folders import Folder
+from jobs.folders import move as move_folder
 from jobs.pipelines import INGEST, PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.spec import BATCHES_SLICE, Source, checkpoint_of
 from jobs.refusal import Refusal
@@ -267,22 +268,21 @@ def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease
     return planned
 
 
-def _tell(lake_root: Path, source: Source, loss: str) -> None:
+def _tell(lake_root: Folder, source: Source, loss: str) -> None:
     """An incident that is over at once: whoever resets has acknowledged it."""
     incidents = Incidents.of(lake_root)
     incidents.open(lost(source.name), loss)
     incidents.close(lost(source.name), loss)
 
 
-def _put_aside(lake_root: Path, checkpoint: str) -> None:
+def _put_aside(lake_root: Folder, checkpoint: str) -> None:
     folder = lake_root / checkpoint
     if folder.exists():
         aside = lake_root / ASIDE / f"{checkpoint.removeprefix('checkpoints/').replace('/', '-')}-{_stamp()}"
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        folder.rename(aside)
+        move_folder(folder, aside)
 
 
-def _is_changed(lake_root: Path, request: Request, epoch: int) -> bool:
+def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
     """Whether a commit of this reset is in a table; before that no checkpoint is moved."""
     notes = [last_note(lake_root / query.table) for query in _queries(request)]
     return any(note is not None and note.is_reset and note.epoch == epoch for note in notes)
@@ -324,7 +324,7 @@ def _queries(request: Request) -> Iterator[Query]:
 
 
 def _reset_of(
-    lake_root: Path, client: KafkaAdminClient, request: Request, query: Query, topic: TopicState, note: Note | None
+    lake_root: Folder, client: KafkaAdminClient, request: Request, query: Query, topic: TopicState, note: Note | None
 ) -> QueryReset:
     checkpoint = Checkpoint(lake_root / query.folder)
     landed = _landed(note, query.source, topic)
@@ -351,7 +351,7 @@ def _landed(note: Note | None, source: Source, topic: TopicState) -> Offsets:
 
 
 def _starts(
-    lake_root: Path, client: KafkaAdminClient, request: Request, source: Source, topic: TopicState
+    lake_root: Folder, client: KafkaAdminClient, request: Request, source: Source, topic: TopicState
 ) -> dict[int, int]:
     """The target of every partition, within what its topic holds: Spark cannot begin elsewhere."""
     partitions = [TopicPartition(source.name, number) for number in topic.latest]
@@ -407,10 +407,10 @@ def _state_of(checkpoint: Checkpoint) -> tuple[str | None, str]:
         return "damaged", ""
 
 
-def _rows(table: Path) -> int:
+def _rows(table: Folder) -> int:
     if not DeltaTable.is_deltatable(str(table)):
         return 0
-    rows = rows_by_partition(DeltaTable(table))
+    rows = rows_by_partition(DeltaTable(str(table)))
     return rows.total() - rows[BATCHES_SLICE]
 
 

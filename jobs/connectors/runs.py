@@ -6,18 +6,18 @@ It lies below the final table, so that publishing moves files within one file sy
 import hashlib
 import json
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from jobs.connectors.parquet import files_in, read, write
 from jobs.connectors.states import Boundary, Entry, State
+from jobs.folders import Folder, last_written, remove, whole, write_whole
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
@@ -106,19 +106,19 @@ def name_of(run: str) -> str:
 class RunFolder:
     """Where a run keeps what its tasks hand to each other."""
 
-    path: Path
+    path: Folder
 
     @classmethod
-    def of(cls, lake_root: Path, pipeline: Pipeline, run: str) -> Self:
+    def of(cls, lake_root: Folder, pipeline: Pipeline, run: str) -> Self:
         """The folder of a run of a pipeline."""
         return cls(_root(lake_root, pipeline) / name_of(run))
 
-    def new_stage(self) -> Path:
+    def new_stage(self) -> Folder:
         """Where a try stages its rows, a folder per slice: one that was given up may still write into its own."""
         return self.path / f"windows-{uuid.uuid4().hex}"
 
     @property
-    def windows(self) -> Path:
+    def windows(self) -> Folder:
         """Where the rows are that were staged whole."""
         return self.path / str((self._read("staged") or {}).get("windows", "none"))
 
@@ -127,8 +127,9 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.iterdir():
             if left.is_dir() and left.name != _GONE:
-                shutil.rmtree(left, ignore_errors=True)
-            elif left.is_file():
+                remove(left)
+            # The plan is replaced: without one nobody would know what a run that dies here has left.
+            elif left.is_file() and left.name != "plan.json":
                 left.unlink()
         self._write("plan", asdict(plan))
 
@@ -141,7 +142,7 @@ class RunFolder:
         offsets = {int(partition): end for partition, end in read["offsets"].items()}
         return Plan(**{**read, "work": work, "offsets": offsets, "untold": tuple(read["untold"])})
 
-    def staged(self, events_read: Mapping[str, int], stage: Path | None = None) -> None:
+    def staged(self, events_read: Mapping[str, int], stage: Folder | None = None) -> None:
         """Say that all rows are staged, and how many events of each slice were read."""
         self._write("staged", {"events_read": dict(events_read), "windows": stage.name if stage else "none"})
 
@@ -150,9 +151,9 @@ class RunFolder:
         read = self._read("staged")
         return None if read is None else dict(read["events_read"])
 
-    def files(self, slice_: str) -> tuple[Path, ...]:
+    def files(self, slice_: str) -> tuple[Folder, ...]:
         """The staged files of a slice."""
-        return tuple(sorted((self.windows / f"slice={slice_}").glob("*.parquet")))
+        return tuple(files_in(self.windows / f"slice={slice_}"))
 
     def decide(self, verdicts: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the audit's verdicts, slice by slice."""
@@ -166,45 +167,71 @@ class RunFolder:
         """Before a slice is replaced: the windows that it served until then, or had served and nobody has told."""
         folder = self.path / _GONE
         folder.mkdir(parents=True, exist_ok=True)
-        new = folder / f".{slice_}.new"
-        pq.write_table(windows, new)
-        new.replace(folder / f"{slice_}.parquet")
+        with whole(folder / f"{slice_}.parquet") as new:
+            write(windows, new)
 
     def gone(self, slice_: str) -> pa.Table | None:
         """What `keep_gone` has kept; none if it has kept nothing."""
         file = self.path / _GONE / f"{slice_}.parquet"
-        return pq.read_table(file) if file.exists() else None
+        return read(file) if file.is_file() else None
 
     def end(self) -> None:
         """Say that nothing is left to do; it stays for a while, for one who is not sure that it was done."""
         self._write("ended", {})
 
     @property
+    def left(self) -> set[str]:
+        """The slices of its plan, until it has ended."""
+        # Another run may clean it away at this moment.
+        with suppress(FileNotFoundError):
+            plan = None if (self.path / "ended.json").is_file() else self._read("plan")
+            return {work["slice"] for work in plan["work"]} if plan else set()
+        return set()
+
+    @property
     def is_over(self) -> bool:
         """Whether nobody needs it any more: it ended a while ago, or is so old that it was given up."""
-        ended = self.path / "ended.json"
-        age = time.time() - self.path.stat().st_mtime
-        return age > KEPT_SECONDS or (ended.exists() and time.time() - ended.stat().st_mtime > ENDED_KEPT_SECONDS)
+        now = time.time()
+        with suppress(FileNotFoundError):
+            return now - (self.path / "ended.json").stat().st_mtime > ENDED_KEPT_SECONDS
+        return 0 < self._touched < now - KEPT_SECONDS
+
+    @property
+    def _touched(self) -> float:
+        """When it was planned, or last replaced something; 0 if somebody cleans it away at this moment."""
+        moments = [0.0]
+        with suppress(FileNotFoundError):
+            moments.append((self.path / "plan.json").stat().st_mtime)
+        with suppress(FileNotFoundError):
+            moments.append(last_written(self.path / _GONE))
+        if not any(moments):
+            with suppress(FileNotFoundError):
+                moments.append(last_written(self.path))
+        return max(moments)
 
     def _write(self, name: str, document: Mapping[str, Any]) -> None:
-        new = self.path / f".{name}.new"
-        new.write_text(json.dumps(document))
-        new.replace(self.path / f"{name}.json")
+        write_whole(self.path / f"{name}.json", json.dumps(document).encode())
 
     def _read(self, name: str) -> dict[str, Any] | None:
         file = self.path / f"{name}.json"
-        return dict(json.loads(file.read_text())) if file.exists() else None
+        return dict(json.loads(file.read_text())) if file.is_file() else None
 
 
-def discard_old(lake_root: Path, pipeline: Pipeline) -> None:
+def slices_left(lake_root: Folder, pipeline: Pipeline) -> set[str]:
+    """The slices of runs that have not ended: they died, or somebody has yet to decide, or they are under way."""
+    root = _root(lake_root, pipeline)
+    return {slice_ for folder in (root.iterdir() if root.is_dir() else ()) for slice_ in RunFolder(folder).left}
+
+
+def discard_old(lake_root: Folder, pipeline: Pipeline) -> None:
     """Remove the folders of runs that ended or died long ago."""
     root = _root(lake_root, pipeline)
     for folder in root.iterdir() if root.is_dir() else ():
         if RunFolder(folder).is_over:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
 
-def _root(lake_root: Path, pipeline: Pipeline) -> Path:
+def _root(lake_root: Folder, pipeline: Pipeline) -> Folder:
     return lake_root / pipeline.final_table / "_staging"
 
 

@@ -1,10 +1,12 @@
 """What becomes of a slice: when it is closed, whether it is due, and why. Decisions only, on plain data."""
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
+
+import msgspec
 
 from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between
 from jobs.pipelines.spec import Pipeline
@@ -49,13 +51,12 @@ class Boundary:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read `to_json` back."""
-        read = json.loads(text)
-        return cls(topic_id=read["topic_id"], ends={int(p): end for p, end in read["ends"].items()})
+        return msgspec.json.decode(text, type=cls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +80,12 @@ class Header:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read `to_json` back."""
-        read = json.loads(text)
-        return cls(**{**read, "offsets": {int(p): end for p, end in read["offsets"].items()}})
+        return msgspec.json.decode(text, type=cls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +136,12 @@ class Counted:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read `to_json` back."""
-        read = json.loads(text)
-        return cls(**{**read, "ends": {int(p): end for p, end in read["ends"].items()}})
+        return msgspec.json.decode(text, type=cls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,10 +193,10 @@ class Known:
     entries: Mapping[str, Entry]
     # Late events of final slices since the last plan.
     late: Mapping[str, int] = field(default_factory=dict)
-    # The tide line, if it was looked for already.
-    line_ms: int | None = None
     # Slices before it are final, and nothing that can be landed touches them: only a request takes them.
     since_ms: int = 0
+    # Final slices of runs that have not ended, wherever they are.
+    left: Collection[str] = ()
     # Final slices of which the ledger says just that, and nothing else: they are in no entries.
     settled: Collection[str] = ()
     # Other final slices that were looked up there; none: all of them.
@@ -217,19 +216,22 @@ def begin(pipeline: Pipeline, known: Known) -> int | None:
 
 
 def over(pipeline: Pipeline, known: Known) -> list[Slice]:
-    """Every slice since the first event whose time has come."""
+    """Every slice since the first event whose time has come, and that may be due."""
     first = begin(pipeline, known)
-    last = known.now_ms - closes_at(pipeline, Slice(0, 0))
-    return slices_between(pipeline, first, last - pipeline.slice_seconds * 1000 + 1) if first is not None else []
+    last = known.now_ms - closes_at(pipeline, Slice(0, 0)) - pipeline.slice_seconds * 1000
+    if first is None:
+        return []
+    recent = slices_between(pipeline, max(first, known.since_ms), last + 1)
+    return [slice_ for slice_ in recent if slice_.start_ms >= known.since_ms]
 
 
 def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> Survey:
     """What is closed, what is due, and what a run would do."""
-    slices = over(pipeline, known)
     asked = set(request.slices) if request else set()
     refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, known, slice_))}
-    recent = [s for s in slices if s.start_ms >= known.since_ms and s.name not in known.settled]
-    touched = {slice_named(pipeline, name) for name in known.late}
+    recent = [s for s in over(pipeline, known) if s.name not in known.settled]
+    left = (name for name in known.left if name not in known.settled)
+    touched = {slice_named(pipeline, name) for name in (*known.late, *left)}
     candidates = sorted({*recent, *touched, *(asked - set(refused))})
     taken: dict[Slice, Boundary] = {}
     waiting: dict[Slice, Boundary] = {}
@@ -262,34 +264,47 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
         refused |= {s: f"ingest has yet to land {b.missing(known.landed)}" for s, b in waiting.items()}
     looked_up = known.headers if known.with_entries is None else known.with_entries
     return Survey(
-        tide_line_ms=tide_line(slices, known.headers) if known.line_ms is None else known.line_ms,
+        tide_line_ms=tide_line(pipeline, begin(pipeline, known), known.headers),
         due=tuple(due),
         waiting=waiting,
         taken=taken,
         refused=refused,
         blocked=tuple(s for s in candidates if _state(known, s) is State.BLOCKED),
-        outdated=tuple(s for s in slices if _is_outdated(pipeline, known, s)),
+        outdated=_outdated(pipeline, known.headers),
         untold=tuple(name for name in looked_up if _is_untold(known.headers[name], known.entries.get(name))),
     )
 
 
-def tide_line(slices: Sequence[Slice], headers: Collection[str]) -> int | None:
-    """The end of the last slice up to which every slice is final; none if the first is not."""
-    line = None
-    for slice_ in slices:
-        if slice_.name not in headers:
-            break
-        line = slice_.end_ms
-    return line
+def tide_line(pipeline: Pipeline, first_ms: int | None, headers: Collection[str]) -> int | None:
+    """The end of the last slice up to which every slice from the first on is final; none if the first is not."""
+    if first_ms is None:
+        return None
+    first, length = slice_at(pipeline, first_ms), pipeline.slice_seconds * 1000
+    names = sorted(name for name in headers if name >= first.name)
+
+    def is_behind_a_gap(place: int) -> bool:
+        return slice_named(pipeline, names[place]).start_ms > first.start_ms + place * length
+
+    whole = bisect_left(range(len(names)), True, key=is_behind_a_gap)
+    return first.start_ms + whole * length if whole else None
 
 
-def is_of(header: Header, entry: Entry | None) -> bool:
-    """Whether a line is of the run that has published."""
-    return entry is not None and (entry.run, entry.version) == (header.run, header.version)
+def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
+    """Whether a line is of the run that has computed or published this."""
+    return entry is not None and (entry.run, entry.version) == (computed.run, computed.version)
+
+
+def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
+    """Whether a run is at work on the next version: below a line of this one nobody would find what it leaves."""
+    return entry is not None and entry.version > computed.version
 
 
 def reconciled(header: Header, entry: Entry | None) -> Entry:
-    """What the ledger should say of a slice whose run died after its publish: the header wins."""
+    """What the ledger should say of a slice whose run died after its publish: the header wins.
+
+    The boundary is the slice's, whoever has written the newest line; checks and page are those of a run.
+    """
+    own = entry if is_of(header, entry) else None
     return Entry(
         slice=header.slice,
         state=State.FINAL,
@@ -302,11 +317,11 @@ def reconciled(header: Header, entry: Entry | None) -> Entry:
         events_version=header.events_version,
         rows=header.rows,
         events=header.events,
-        late=entry.late if entry and is_of(header, entry) else 0,
-        checks=entry.checks if entry else None,
+        late=own.late if own else 0,
+        checks=own.checks if own else None,
         checksum=header.checksum,
         reason=header.reason,
-        docs=entry.docs if entry else None,
+        docs=own.docs if own else None,
     )
 
 
@@ -324,13 +339,11 @@ def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
     """Why a scheduled run takes a slice; none if it does not."""
     header, entry = known.headers.get(slice_.name), known.entries.get(slice_.name)
     late = _late(known, slice_.name)
+    if entry and entry.state is State.BLOCKED and entry.version > (header.version if header else 0):
+        return _reason_to_try_again(pipeline, entry, late)
     if header is None:
-        if entry and entry.state is State.BLOCKED:
-            return _reason_to_try_again(pipeline, entry, late)
         return "closed"
     if late and too_late(pipeline, late, header.events):
-        if entry and entry.state is State.BLOCKED and entry.version > header.version:
-            return _reason_to_try_again(pipeline, entry, late)
         return f"{late:,} late events"
     if entry and entry.state in _UNFINISHED and entry.version > header.version:
         return f"unfinished: {entry.reason}" if not entry.reason.startswith("unfinished") else entry.reason
@@ -366,9 +379,9 @@ def _state(known: Known, slice_: Slice) -> State | None:
     return entry.state if entry else None
 
 
-def _is_outdated(pipeline: Pipeline, known: Known, slice_: Slice) -> bool:
-    header = known.headers.get(slice_.name)
-    return header is not None and header.fingerprint != pipeline.fingerprint
+def _outdated(pipeline: Pipeline, headers: Mapping[str, Header]) -> tuple[Slice, ...]:
+    names = sorted(name for name, header in headers.items() if header.fingerprint != pipeline.fingerprint)
+    return tuple(slice_named(pipeline, name) for name in names)
 
 
 def _is_untold(header: Header, entry: Entry | None) -> bool:

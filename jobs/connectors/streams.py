@@ -16,6 +16,11 @@ _FETCH = {
     "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
     "kafka.max.poll.records": "20000",
     "kafka.receive.buffer.bytes": str(1024 * 1024),
+    # By default a dead broker is asked for its partitions' offsets for a minute, though another leads them after ten
+    # seconds. Here for 15 seconds, and then whoever leads them; as patient in all.
+    "kafka.request.timeout.ms": "15000",
+    "kafka.default.api.timeout.ms": "15000",
+    "fetchOffset.numRetries": "12",
 }
 _PRODUCE = {
     # The defaults send a request for every 16 KiB.

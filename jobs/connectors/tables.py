@@ -2,19 +2,20 @@
 
 import json
 import logging
-import shutil
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.checkpoint import Offsets, reset_command
-from jobs.connectors.fenced import Action, FencedTable, files_with_sizes, value_of
+from jobs.connectors.fenced import Action, FencedTable, files_with_sizes, opened, value_of
+from jobs.connectors.parquet import files_in
 from jobs.failpoints import FailPoint, reach
+from jobs.folders import Folder, remove
 from jobs.pipelines.spec import BATCHES_SLICE
 from jobs.refusal import Refusal
 
@@ -81,26 +82,18 @@ class Note:
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read `to_json` back."""
-        fields = json.loads(text)
-        topics = {
-            topic: Ranges(
-                topic_id=ranges["topic_id"],
-                offsets={int(partition): (start, end) for partition, (start, end) in ranges["offsets"].items()},
-            )
-            for topic, ranges in fields.pop("topics").items()
-        }
-        return cls(topics=topics, **fields)
+        return msgspec.json.decode(text, type=cls)
 
 
-def last_note(path: Path) -> Note | None:
+def last_note(path: Folder) -> Note | None:
     """What the newest commit of a streaming job says; none for a table that is new or not there."""
     try:
-        return _last_note(DeltaTable(path))
+        return _last_note(DeltaTable(str(path)))
     except TableNotFoundError:
         return None
 
@@ -123,22 +116,19 @@ class TableWriter(FencedTable):
     Its ``note`` is the newest of the version on which alone its next commit succeeds.
     """
 
-    def __init__(self, path: Path, table: DeltaTable) -> None:
+    def __init__(self, path: Folder, table: DeltaTable) -> None:
         """Use `open`."""
         super().__init__(path, table)
         self.note = _last_note(table)
         # For a table that is empty: the first commit brings its columns.
         self._adapts = False
-        shutil.rmtree(self.staging, ignore_errors=True)
+        remove(self.staging)
 
     @classmethod
-    def open(cls, path: Path, schema: pa.Schema | None, partition: str) -> Self:
+    def open(cls, path: Folder, schema: pa.Schema | None, partition: str) -> Self:
         """Open the table, or create it empty; without a schema as it is, with columns that are yet to come."""
         first = pa.schema([(partition, pa.string())]) if schema is None else schema
-        table = DeltaTable.create(
-            path, schema=first, partition_by=[partition], mode="ignore", configuration=_PROPERTIES
-        )
-        writer = cls(path, table)
+        writer = cls(path, opened(path, first, partition, _PROPERTIES))
         if schema is not None:
             writer._take(schema)
         return writer
@@ -169,17 +159,17 @@ class TableWriter(FencedTable):
         done = self._table.transaction_version(write_id)
         return done is not None and done >= batch
 
-    def commit(self, stage: Path, note: Note) -> list[Path]:
+    def commit(self, stage: Folder, note: Note) -> list[Folder]:
         """Move the staged files into the table, make them visible at once, and say where they are now."""
-        added = [self.place(file) for file in sorted(stage.rglob("*.parquet"))]
+        added = self.place_all(files_in(stage))
         mode: Literal["append", "overwrite"] = "overwrite" if self._adapts else "append"
         self._say(added, note, *note.transactions, mode=mode)
         self._adapts = False
         return [self.path / action.path for action in added]
 
-    def discard(self, stage: Path) -> None:
+    def discard(self, stage: Folder) -> None:
         """Remove what is left of a stage."""
-        shutil.rmtree(stage, ignore_errors=True)
+        remove(stage)
 
     def _say(
         self,
@@ -211,7 +201,7 @@ class TableWriter(FencedTable):
             return
         self.prune(superseded())
         self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0))
-        shutil.rmtree(self.staging, ignore_errors=True)
+        remove(self.staging)
         if version % VACUUM_EVERY_COMMITS == 0:
             self.delete_what_no_reader_needs()
 

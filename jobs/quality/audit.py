@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from jobs.folders import Folder
 from jobs.pipelines.spec import Pipeline
 from jobs.quality import page, suite
 from jobs.quality.frames import NO_SLICE, Broken, Rows, rows_of
@@ -20,7 +20,7 @@ __all__ = ["SMALL_ROWS", "CouldNotCheckError", "Failure", "Verdict", "audit", "c
 SMALL_ROWS = 250_000
 
 
-def audit(pipeline: Pipeline, windows: Any, slices: pd.DataFrame, *, run: str, docs: Path) -> dict[str, Verdict]:
+def audit(pipeline: Pipeline, windows: Any, slices: pd.DataFrame, *, run: str, docs: Folder) -> dict[str, Verdict]:
     """Judge the staged rows of a run, and write the page about it.
 
     Args:
@@ -64,7 +64,7 @@ def check_served(
     *,
     repeated: int,
     run: str,
-    docs: Path,
+    docs: Folder,
 ) -> tuple[Failure, ...]:
     """Judge a pipeline's windows as they are served, and write the page about it.
 

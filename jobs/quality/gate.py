@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from jobs.connectors import planning
 from jobs.connectors.checksums import checksum
 from jobs.connectors.final import FinalTable, columns_of
 from jobs.connectors.incidents import Incidents, blocked
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.planning import writing
+from jobs.connectors.parquet import arrow_place
 from jobs.connectors.runs import KEPT_SECONDS, Plan, RunFolder, Work, name_of
 from jobs.connectors.states import State
 from jobs.failpoints import FailPoint, reach
+from jobs.folders import Folder
 from jobs.pipelines.spec import Pipeline
 from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, audit
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _HISTORY = 20
 
 
-def staged_rows(lake_root: Path, pipeline: Pipeline, run: str) -> int:
+def staged_rows(lake_root: Folder, pipeline: Pipeline, run: str) -> int:
     """How many rows a run has staged: what decides between an audit in memory and one by Spark."""
     folder = RunFolder.of(lake_root, pipeline, run)
     return sum(_dataset(pipeline, folder, work.slice).count_rows() for work in folder.plan().work)
@@ -45,7 +45,7 @@ def is_small(rows: int) -> bool:
 
 
 def examine(
-    lake_root: Path, pipeline: Pipeline, run: str, *, spark: "SparkSession | None" = None, link: str | None = None
+    lake_root: Folder, pipeline: Pipeline, run: str, *, spark: "SparkSession | None" = None, link: str | None = None
 ) -> dict[str, Verdict]:
     """Judge the staged slices of a run; verdicts go to its folder, and bad ones to the ledger and the incidents."""
     folder = RunFolder.of(lake_root, pipeline, run)
@@ -53,11 +53,9 @@ def examine(
     if read is None:
         raise Refusal(f"run {run!r} of {pipeline.name!r} has staged nothing: clear its recompute, or plan it anew")
     docs = page_of(lake_root, pipeline, run)
-    said = str(docs.relative_to(lake_root))
-    with writing(lake_root, pipeline.recompute_job):
-        Ledger.open(lake_root, pipeline).append(
-            plan.entry(work, State.AUDITING, at_ms=round(time.time() * 1000), docs=said) for work in plan.work
-        )
+    said = str(docs).removeprefix(f"{lake_root}/")
+    now_ms = round(time.time() * 1000)
+    planning.note(lake_root, pipeline, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=said) for w in plan.work))
     rows = {work.slice: _dataset(pipeline, folder, work.slice) for work in plan.work}
     page.discard_old(docs.parent, KEPT_SECONDS)
     verdicts = _judge(lake_root, pipeline, plan, rows, read, docs, spark)
@@ -79,23 +77,22 @@ def examine(
     return verdicts
 
 
-def page_of(lake_root: Path, pipeline: Pipeline, run: str) -> Path:
+def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
     """The page about the audit of a run."""
     return lake_root / "quality" / pipeline.name / f"{name_of(run)}.html"
 
 
 def _judge(
-    lake_root: Path,
+    lake_root: Folder,
     pipeline: Pipeline,
     plan: Plan,
     rows: Mapping[str, ds.Dataset],
     read: Mapping[str, int],
-    docs: Path,
+    docs: Folder,
     spark: "SparkSession | None",
 ) -> dict[str, Verdict]:
-    if not plan.has_windows:
-        # Nothing was staged, and nothing should be: there is no row to look at.
-        return {work.slice: Verdict(slice=work.slice, failures=()) for work in plan.work}
+    if not plan.work:
+        return {}
     final = FinalTable.read(lake_root, pipeline)
     usual = _usual_rows(final) if final else None
     facts = pd.DataFrame([_facts(pipeline, work, rows[work.slice], read, usual) for work in plan.work])
@@ -105,8 +102,10 @@ def _judge(
 
 
 def _dataset(pipeline: Pipeline, folder: RunFolder, slice_: str) -> ds.Dataset:
-    files = [str(file) for file in folder.files(slice_)]
-    return ds.dataset(files, schema=columns_of(pipeline), format="parquet") if files else _nothing(pipeline)
+    places = [arrow_place(file) for file in folder.files(slice_)]
+    if not places:
+        return _nothing(pipeline)
+    return ds.dataset([name for name, _ in places], columns_of(pipeline), format="parquet", filesystem=places[0][1])
 
 
 def _nothing(pipeline: Pipeline) -> ds.Dataset:
@@ -154,17 +153,17 @@ def _usual_rows(final: FinalTable) -> float | None:
 
 
 def _block(
-    lake_root: Path, pipeline: Pipeline, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None
+    lake_root: Folder, pipeline: Pipeline, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None
 ) -> None:
     bad = [work for work in plan.work if not verdicts[work.slice].passed]
     if not bad:
         return
-    reasons = {work.slice: verdicts[work.slice].sentence for work in bad}
-    with writing(lake_root, pipeline.recompute_job):
-        Ledger.open(lake_root, pipeline).append(
-            plan.entry(work, State.BLOCKED, at_ms=round(time.time() * 1000), docs=docs, reason=reasons[work.slice])
-            for work in bad
-        )
+    reasons, now_ms = {work.slice: verdicts[work.slice].sentence for work in bad}, round(time.time() * 1000)
+    planning.note(
+        lake_root,
+        pipeline,
+        (plan.entry(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad),
+    )
     incidents = Incidents.of(lake_root)
     for work in bad:
         text = (

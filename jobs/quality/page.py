@@ -5,14 +5,13 @@ however many there are.
 """
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from jobs.folders import Folder, write_whole, written
 from jobs.pipelines.spec import Severity
 from jobs.quality.validation import render
 from jobs.quality.verdict import Failure
@@ -55,23 +54,17 @@ def of(title: str, run: str, failures: Mapping[str, Sequence[Failure]], results:
     )
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Folder, text: str) -> None:
     """Put a page in its place at once: a reader sees a whole one or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, text.encode())
 
 
-def discard_old(folder: Path, kept_seconds: float) -> None:
+def discard_old(folder: Folder, kept_seconds: float) -> None:
     """Remove pages that were written longer ago."""
-    for page in list(folder.glob("*.html")):
-        with suppress(FileNotFoundError):
-            if time.time() - page.stat().st_mtime > kept_seconds:
-                page.unlink()
+    for page, at in written(folder).items():
+        if page.name.endswith(".html") and time.time() - at > kept_seconds:
+            page.unlink(missing_ok=True)
 
 
 def _failures(failures: Mapping[str, Sequence[Failure]]) -> str:

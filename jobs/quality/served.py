@@ -2,7 +2,6 @@
 
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +11,7 @@ from jobs.connectors.final import FinalTable, columns_of
 from jobs.connectors.incidents import Incidents, served
 from jobs.connectors.runs import KEPT_SECONDS, name_of
 from jobs.connectors.states import Header
+from jobs.folders import Folder
 from jobs.pipelines.relations import table_name
 from jobs.pipelines.slices import slice_at, slice_named
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
@@ -19,8 +19,7 @@ from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, check_served
 from jobs.quality.suite import SERVED
 from jobs.quality.verdict import Verdict
-from jobs.query import Lake
-from jobs.refusal import Refusal
+from jobs.query import Lake, NotThereError
 
 # Windows that fill are renewed every second; a stream that starts or catches up takes a minute or two.
 ALLOWED_SECONDS = 180.0
@@ -30,7 +29,7 @@ _CHECKED_ALWAYS_MS = 24 * 3600 * 1000
 _SAMPLE = 100
 
 
-def check(lake_root: Path, pipeline: Pipeline, run: str, *, link: str | None = None) -> Verdict:
+def check(lake_root: Folder, pipeline: Pipeline, run: str, *, link: str | None = None) -> Verdict:
     """Judge what is served now; a critical failure is an incident until a check finds none."""
     now_ms, lake = round(time.time() * 1000), Lake(lake_root)
     final = FinalTable.read(lake_root, pipeline)
@@ -49,7 +48,7 @@ def check(lake_root: Path, pipeline: Pipeline, run: str, *, link: str | None = N
     return verdict
 
 
-def page_of(lake_root: Path, pipeline: Pipeline, run: str) -> Path:
+def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
     """The page about a check."""
     return lake_root / "quality" / pipeline.check_job / f"{name_of(run)}.html"
 
@@ -64,7 +63,7 @@ def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:
             f"AND window_start > now() - INTERVAL {int(_LIVE.total_seconds())} SECOND "
             f"ORDER BY window_start DESC LIMIT {SMALL_ROWS}"
         )
-    except Refusal:
+    except NotThereError:
         # Neither stream nor recompute has ever run.
         rows = columns_of(pipeline).empty_table()
     starts = pc.cast(pc.cast(rows.column("window_start"), pa.timestamp("ms", tz="UTC")), pa.int64()).to_pylist()
@@ -80,7 +79,7 @@ def repeated_windows(lake: Lake, pipeline: Pipeline) -> int:
             f"WHERE window_start > now() - INTERVAL {int(_LIVE.total_seconds())} SECOND "
             f"GROUP BY {keys} HAVING count(*) > 1)"
         )
-    except Refusal:
+    except NotThereError:
         return 0
     return int(rows.column("repeated")[0].as_py())
 
@@ -95,16 +94,14 @@ def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
     live = f"SELECT max(as_of) FROM {table_name(pipeline.live_table)} WHERE slice = '{BATCHES_SLICE}'"
     try:
         found = lake.query(f"SELECT epoch(({newest}) - ({live})) AS behind").column("behind")[0].as_py()
-    except Refusal:
+    except NotThereError:
         return None
     return None if found is None else max(0.0, float(found))
 
 
 def sample(final: FinalTable | None, pipeline: Pipeline, now_ms: int) -> list[Header]:
     """All slices of the last day, and of the older ones as many as turn by turn cover them all."""
-    known = final.headers().values() if final else ()
-    # Rows of another definition have other columns than those of now: their checksum can't be computed any more.
-    headers = [header for header in sorted(known, key=lambda h: h.slice) if header.fingerprint == pipeline.fingerprint]
+    headers = sorted(final.headers().values() if final else (), key=lambda header: header.slice)
     since = now_ms - _CHECKED_ALWAYS_MS
     older = [header for header in headers if slice_named(pipeline, header.slice).start_ms < since]
     turns = -(-len(older) // _SAMPLE)
@@ -117,4 +114,8 @@ def is_changed(final: FinalTable | None, pipeline: Pipeline, header: Header) -> 
     if final is None:
         return False
     rows = final.rows(header.slice)
-    return rows.num_rows != header.rows or checksum(pipeline, rows) != header.checksum
+    if rows.num_rows != header.rows:
+        return True
+    # A checksum over other columns, which an older definition may have had, can't be computed any more.
+    is_known = header.fingerprint == pipeline.fingerprint or final.has_columns_of_now(header.slice)
+    return is_known and checksum(pipeline, rows) != header.checksum

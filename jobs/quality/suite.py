@@ -111,7 +111,8 @@ def facts_of_slices(slices: pd.DataFrame, staged: Mapping[str, int]) -> pd.DataF
     A slice that was staged and is not of the run has no rows by right. No rows count nothing: a sum over them is null.
     """
     facts = [_facts(row, staged.get(row["slice"], 0)) for row in slices.to_dict("records")]
-    strange = [name for name in staged if name not in set(slices["slice"])]
+    # In order: Spark finds them in any.
+    strange = sorted(staged.keys() - set(slices["slice"]))
     nothing = {"rows": 0, "events": 0, "read": 0, "counted": None, "window_events": None, "usual_rows": None}
     facts += [_facts({"slice": name, **nothing}, staged[name]) for name in strange]
     return pd.DataFrame(facts, columns=["slice", "staged", *nothing, "fewest", "most"], dtype=object)

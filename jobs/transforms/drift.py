@@ -1,7 +1,8 @@
 """Events, live rows and final rows -> the drift balance: what separates live from final, and what nothing explains.
 
 The stream's rule: an event of a micro-batch counts in a window if the window's end lies after the watermark that was in
-force for late events in that batch. So which events it has counted, window by window, is known from offsets alone.
+force for late events in that batch. So which events it has counted, window by window, is known from offsets alone. What
+final must hold follows from it: these events, less those that only live has, and those that live misses for a cause.
 """
 
 from enum import StrEnum
@@ -34,6 +35,9 @@ class Cause(StrEnum):
     AFTER_FINAL = "after_final"
 
 
+_IN_LIVE_ONLY = (Cause.DUPLICATE.value, Cause.AFTER_FINAL.value)
+
+
 def tagged(events: DataFrame, pipeline: Pipeline, batches: DataFrame, width: int, finals: DataFrame) -> DataFrame:
     """What the transform makes of the events, once for each window of a final slice: counted by live, or with a cause.
 
@@ -42,14 +46,15 @@ def tagged(events: DataFrame, pipeline: Pipeline, batches: DataFrame, width: int
         pipeline: whose events they are.
         batches: partition, start, end (exclusive) and watermark of each range of offsets that the stream took.
         width: how many offsets go into one step of the search for an event's batch.
-        finals: slice, version, offsets (of its header) and reached (how far the stream is), both partition -> offset.
+        finals: slice, version, offsets (of its header), begins and reached (from where to where the stream has read);
+            all three partition -> offset.
 
     Returns:
         The transform's columns, _window, _partition, _offset, _counted and _cause.
     """
     placed = _with_batch(events, batches, width).withColumn("_window", window_of(pipeline.window))
     in_slice = slice_of(F.col("_window.start"), pipeline.slice_seconds)
-    known = finals.select(*(F.col(name).alias(f"_{name}") for name in ("slice", "offsets", "reached")))
+    known = finals.select(*(F.col(name).alias(f"_{name}") for name in ("slice", "offsets", "begins", "reached")))
     due = placed.withColumn("_slice", in_slice).join(F.broadcast(known), "_slice")
     flagged = _with_sides(due, pipeline).withColumns({"_partition": F.col("partition"), "_offset": F.col("offset")})
     separated = flagged.withColumn("_cause", _cause(pipeline)).where("_counted OR _cause IS NOT NULL")
@@ -79,7 +84,7 @@ def _with_batch(events: DataFrame, batches: DataFrame, width: int) -> DataFrame:
 
 def _with_sides(events: DataFrame, pipeline: Pipeline) -> DataFrame:
     """Whether live has counted an event in a window, and whether final has."""
-    in_reach = F.col("offset") < F.coalesce(F.try_element_at("_offsets", F.col("partition")), F.lit(0))
+    in_reach = F.col("offset") < _of_partition("_offsets")
     counted = F.col("_watermark").isNotNull() & ~is_ahead(pipeline) & (F.col("_window.end") > F.col("_watermark"))
     sides = events.withColumns({"_in_reach": in_reach, "_counted": counted})
     return sides.withColumn("_final", F.col("_in_reach") & _is_first(pipeline))
@@ -94,15 +99,20 @@ def _is_first(pipeline: Pipeline) -> Column:
 
 
 def _cause(pipeline: Pipeline) -> Column:
-    reached = F.coalesce(F.try_element_at("_reached", F.col("partition")), F.lit(0))
+    """None for an event that lies in no batch, though the stream says that it has read there: nothing explains it."""
+    offset, taken = F.col("offset"), F.col("_watermark").isNotNull()
     missing = (
-        F.when(F.col("_watermark").isNull() & (F.col("offset") < reached), Cause.BEFORE_CHECKPOINT.value)
-        .when(F.col("_watermark").isNull(), Cause.NOT_REACHED.value)
-        .when(is_ahead(pipeline), Cause.AHEAD.value)
-        .otherwise(Cause.LATE.value)
+        F.when(~taken & (offset < _of_partition("_begins")), Cause.BEFORE_CHECKPOINT.value)
+        .when(~taken & (offset >= _of_partition("_reached")), Cause.NOT_REACHED.value)
+        .when(taken & is_ahead(pipeline), Cause.AHEAD.value)
+        .when(taken, Cause.LATE.value)
     )
     added = F.when(F.col("_in_reach"), Cause.DUPLICATE.value).otherwise(Cause.AFTER_FINAL.value)
     return F.when(F.col("_final") & ~F.col("_counted"), missing).when(F.col("_counted") & ~F.col("_final"), added)
+
+
+def _of_partition(offsets: str) -> Column:
+    return F.coalesce(F.try_element_at(offsets, F.col("partition")), F.lit(0))
 
 
 def balance(transformed: DataFrame, live: DataFrame, final: DataFrame, pipeline: Pipeline) -> DataFrame:
@@ -115,12 +125,13 @@ def balance(transformed: DataFrame, live: DataFrame, final: DataFrame, pipeline:
         pipeline: whose rows they are.
 
     Returns:
-        window_start, window_end, keys, slice, live, counted, final and a live value at each age (structs of measures;
-        null where there is no row), unexplained, causes, differs, is_unexplained.
+        window_start, window_end, keys, slice, live, counted, final, complete and a live value at each age (structs of
+        measures; null where there is no row), unexplained, causes, differs, is_unexplained.
     """
-    counted = measure(transformed.where("_counted"), pipeline, F.col("_window"))
+    in_final = F.col("_cause").isNull() | ~F.col("_cause").isin(*_IN_LIVE_ONLY)
     sides = [
-        counted.select(*_at(pipeline), _values(pipeline).alias("counted")),
+        _made_of(transformed.where("_counted"), pipeline, "counted"),
+        _made_of(transformed.where(in_final), pipeline, "complete"),
         _newest(live, pipeline),
         final.select(*_at(pipeline), _values(pipeline).alias("final")),
         _causes(transformed, pipeline),
@@ -129,6 +140,12 @@ def balance(transformed: DataFrame, live: DataFrame, final: DataFrame, pipeline:
     names = [name for name in rows.columns if name not in ("window_start", "window_end", *pipeline.keys)]
     whole = rows.groupBy(*_at(pipeline)).agg(*(F.any_value(name, ignoreNulls=True).alias(name) for name in names))
     return _judged(whole, pipeline)
+
+
+def _made_of(transformed: DataFrame, pipeline: Pipeline, side: str) -> DataFrame:
+    """What a side must be: the measures over exactly its events."""
+    windows = measure(transformed, pipeline, F.col("_window"))
+    return windows.select(*_at(pipeline), _values(pipeline).alias(side))
 
 
 def _newest(live: DataFrame, pipeline: Pipeline) -> DataFrame:
@@ -169,12 +186,18 @@ def _judged(whole: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def _unexplained(each: Measure) -> Column:
-    """Live minus counted; 0 where they agree, null where they differ and nothing can be subtracted."""
-    live, counted = _field("live", each), _field("counted", each)
-    both = F.col("live").isNull() == F.col("counted").isNull()
+    """Live minus counted; where live is right, final minus complete."""
+    in_live, in_final = _beyond("live", "counted", each), _beyond("final", "complete", each)
+    return F.when(in_live == 0, in_final).otherwise(in_live)
+
+
+def _beyond(side: str, right: str, each: Measure) -> Column:
+    """A side minus what it must be; 0 where they agree, null where they differ and nothing can be subtracted."""
+    found, wanted = _field(side, each), _field(right, each)
+    both = F.col(side).isNull() == F.col(right).isNull()
     kind = unexplained_type(each)
-    difference = F.lit(None).cast(kind) if each.type in _NO_NUMBERS else F.try_subtract(live, counted).try_cast(kind)
-    return F.when(both & live.eqNullSafe(counted), F.lit(0).cast(kind)).otherwise(difference)
+    difference = F.lit(None).cast(kind) if each.type in _NO_NUMBERS else F.try_subtract(found, wanted).try_cast(kind)
+    return F.when(both & found.eqNullSafe(wanted), F.lit(0).cast(kind)).otherwise(difference)
 
 
 def unexplained_type(each: Measure) -> str:

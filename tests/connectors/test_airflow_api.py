@@ -1,8 +1,14 @@
-"""What a task's log says, as a person reads it."""
+"""Which Airflow is asked, and what a task's log says, as a person reads it."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
-from jobs.connectors.airflow_api import _line
+from jobs.connectors.airflow_api import AirflowApi, _line
+from jobs.refusal import Refusal
+from jobs.settings import PROJECT
 
 MEMORY = {"exc_type": "MemoryError", "exc_value": "no memory", "frames": []}
 LINES = {
@@ -22,3 +28,28 @@ LINES = {
 @pytest.mark.parametrize(("line", "told"), LINES.values(), ids=LINES)
 def test_a_line_tells_the_event_and_the_words_of_its_errors(line: object, told: str) -> None:
     assert _line(line) == told
+
+
+def test_an_airflow_elsewhere_is_named_by_the_environment(tmp_path):
+    file = tmp_path / "password"
+    file.write_text("hunter2\n")
+    named = {"AIRFLOW_API": "http://127.0.0.1:1"}
+    assert AirflowApi.from_env({**named, "AIRFLOW_ADMIN_PASSWORD_FILE": str(file)}).password == "hunter2"
+    given = AirflowApi.from_env({**named, "AIRFLOW_ADMIN_USER": "ann", "AIRFLOW_ADMIN_PASSWORD": "secret"})
+    assert (given.username, given.password) == ("ann", "secret")
+    assert "secret" not in repr(given)
+    assert given.pages == given.url
+    assert (
+        AirflowApi.from_env({**named, "AIRFLOW_ADMIN_PASSWORD": "x", "AIRFLOW__API__BASE_URL": "http://a"}).pages
+        == "http://a"
+    )
+    with pytest.raises(Refusal, match="AIRFLOW_ADMIN_PASSWORD_FILE"):
+        AirflowApi.from_env(named)
+
+
+def test_streams_of_an_airflow_elsewhere_are_asked_through_its_lake():
+    env = {**os.environ, "AIRFLOW_API": "http://127.0.0.1:1", "AIRFLOW_ADMIN_PASSWORD": "x", "LAKE_ROOT": ""}
+    command = [sys.executable, "-m", "jobs", "streams", "status"]
+    asked = subprocess.run(command, cwd=PROJECT, env=env, text=True, capture_output=True, check=False)
+    assert asked.returncode == 1
+    assert "set LAKE_ROOT" in asked.stderr

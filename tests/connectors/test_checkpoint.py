@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.connectors.checkpoint import Checkpoint
+from jobs.connectors.start import Progress
 from jobs.refusal import Refusal
 
 QUERY_ID = "f0d56b73-584e-4a44-aec5-39765d39db41"
@@ -79,6 +80,15 @@ def test_what_is_not_there_does_not_exist(tmp_path: Path) -> None:
         checkpoint = Checkpoint(folder)
         assert not checkpoint.exists()
         assert (checkpoint.last_planned(), checkpoint.last_committed(), checkpoint.first()) == (None, None, None)
+
+
+@pytest.mark.parametrize("name", ["sources", "state"])
+def test_what_is_left_of_one_is_damaged(tmp_path: Path, name: str) -> None:
+    """As a folder of a bucket is left by one who dies while it is removed."""
+    (tmp_path / name / "0").mkdir(parents=True)
+    assert Checkpoint(tmp_path).exists()
+    with pytest.raises(Refusal, match="is damaged"):
+        Progress.read(Checkpoint(tmp_path))
 
 
 def test_a_damaged_one_names_the_command_that_begins_anew(path: Path, tmp_path: Path) -> None:

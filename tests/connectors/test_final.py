@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
-from jobs.connectors import fenced, final, publishing
+from jobs.connectors import fenced, publishing
 from jobs.connectors.checksums import checksum
 from jobs.connectors.fenced import FencedTable, OvertakenError
 from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError, columns_of
@@ -192,18 +193,21 @@ def dying(at: int, moment: str) -> Iterator[list[str]]:
 
         return call
 
-    def half_written(_table: pa.Table, file: Path) -> None:
-        Path(file).write_bytes(b"PAR1 and no more")
+    # Not the one that is replaced below.
+    write_bytes = Path.write_bytes
 
-    def half_text(file: Path, text: str) -> None:
-        file.write_bytes(text[: len(text) // 2].encode())
+    def half_written(_table: pa.Table, file: str, **_: object) -> None:
+        write_bytes(Path(file), b"PAR1 and no more")
+
+    def half(file: Path, content: bytes) -> None:
+        write_bytes(file, content[: len(content) // 2])
 
     with pytest.MonkeyPatch.context() as patch:
         # A rename and a commit are there or not; a file may be there by half.
-        patch.setattr(Path, "write_text", wrapped("text", Path.write_text, half_text))
+        patch.setattr(Path, "write_bytes", wrapped("text", Path.write_bytes, half))
         patch.setattr(Path, "replace", wrapped("replace", Path.replace, None))
         write = wrapped("write", pq.write_table, half_written)
-        patch.setattr(final.pq, "write_table", write)
+        patch.setattr(pq, "write_table", write)
         patch.setattr(FencedTable, "place", wrapped("place", FencedTable.place, None))
         patch.setattr(FencedTable, "transact", wrapped("commit", FencedTable.transact, None))
         yield done
@@ -251,25 +255,22 @@ def test_a_publish_that_dies_anywhere_leaves_the_old_or_the_new(tmp_path: Path) 
         assert seen(lake) == both(3)
 
 
-def plan_of(run: str) -> Plan:
-    work = Work(
-        slice=FIRST.name,
-        version=0,
-        reason="closed",
-        boundary=Boundary(topic_id="t1", ends={0: 5}),
-        events=1,
-        window_events=1,
-    )
+def work_of(slice_: str, events: int = 1) -> Work:
+    boundary = Boundary(topic_id="t1", ends={0: 5})
+    return Work(slice=slice_, version=0, reason="closed", boundary=boundary, events=events, window_events=events)
+
+
+def plan_of(run: str, *work: Work, as_of_ms: int = 1) -> Plan:
     return Plan(
         pipeline=SUM.name,
         run=run,
-        as_of_ms=1,
+        as_of_ms=as_of_ms,
         fingerprint=SUM.fingerprint,
         checks=SUM.checks_fingerprint,
         topic_id="t1",
         offsets={0: 5},
         events_version=1,
-        work=(work,),
+        work=work,
     )
 
 
@@ -278,7 +279,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
 
     def whole(lake: Path) -> None:
         folder = RunFolder.of(lake, SUM, "r")
-        folder.begin(plan_of("r"))
+        folder.begin(plan_of("r", work_of(FIRST.name)))
         folder.staged({FIRST.name: 1})
         folder.decide({FIRST.name: {"passed": True}})
         folder.keep_gone(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
@@ -300,9 +301,12 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
                 with pytest.raises(Refusal, match="holds no plan"):
                     folder.plan()
             else:
-                assert folder.plan() == plan_of("r")
+                assert folder.plan() == plan_of("r", work_of(FIRST.name))
             whole(lake)
-            assert (folder.plan(), folder.verdicts()) == (plan_of("r"), {FIRST.name: {"passed": True}})
+            assert (folder.plan(), folder.verdicts()) == (
+                plan_of("r", work_of(FIRST.name)),
+                {FIRST.name: {"passed": True}},
+            )
 
 
 def test_less_than_was_judged_is_not_published(tmp_path: Path) -> None:
@@ -382,6 +386,17 @@ def test_rows_from_before_a_measure_was_added_can_be_read(tmp_path: Path) -> Non
     assert old.rows(FIRST.name).column("highest").to_pylist() == [None]
 
 
+def test_what_is_rolled_back_to_other_columns_has_the_checksum_of_what_is_served(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    table = publish(tmp_path, 2)
+    more = replace(SUM, measures=(*SUM.measures, Measure(name="highest", sql="max(value)", type="DECIMAL(12,6)")))
+    for pipeline in (SUM, more):
+        found, rows = publishing.earlier(tmp_path, pipeline, table, FIRST.name, 1)
+        assert rows.column_names == columns_of(pipeline).names
+        assert found.checksum == checksum(pipeline, rows)
+    assert publishing.earlier(tmp_path, SUM, table, FIRST.name, 1)[0] == header(FIRST, 1)
+
+
 def test_files_of_older_versions_go_when_nobody_can_roll_back_to_them(tmp_path: Path, monkeypatch: Any) -> None:
     from jobs.connectors import final as module
 
@@ -429,6 +444,37 @@ def test_a_run_that_is_over_is_kept_for_a_while(tmp_path: Path) -> None:
     os.utime(folder.path / "ended.json", (long_ago, long_ago))
     discard_old(tmp_path, SUM)
     assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_run_that_nobody_ends_is_given_up_after_a_week(tmp_path: Path, planned: bool) -> None:
+    """Also a stage of the table's own, which lies beside the folders of runs and has no plan."""
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    (folder.path / "windows-1" / "slice=a").mkdir(parents=True)
+    if planned:
+        folder.begin(plan_of("r"))
+    for days, is_there in ((6, True), (8, False)):
+        long_ago = time.time() - days * 24 * 3600
+        for path in (folder.path, *folder.path.glob("plan.json")):
+            os.utime(path, (long_ago, long_ago))
+        discard_old(tmp_path, SUM)
+        assert folder.path.exists() is is_there
+
+
+def test_a_version_can_be_rolled_back_to_for_as_long_as_its_files_are_kept(tmp_path: Path) -> None:
+    """However long ago it was published: the log forgets that sooner than the files go."""
+    publish(tmp_path, 1)
+    for minute in range(3):
+        publish(tmp_path, 1, (slice_named(SUM, f"20261120T000{minute}00Z"),))
+    at = FinalTable.open(tmp_path, SUM).version
+    DeltaTable(tmp_path / SUM.final_table).create_checkpoint()
+    table = publish(tmp_path, 2)
+    for number in range(at):
+        (tmp_path / SUM.final_table / "_delta_log" / f"{number:020}.json").unlink()
+    header, rows = publishing.earlier(tmp_path, SUM, table, FIRST.name, 1)
+    assert (header.version, rows.num_rows) == (1, 1)
+    with pytest.raises(Refusal, match=r"version 3 of slice .* is not there"):
+        publishing.earlier(tmp_path, SUM, table, FIRST.name, 3)
 
 
 def test_no_two_runs_share_a_folder(tmp_path: Path) -> None:

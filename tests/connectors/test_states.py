@@ -20,6 +20,7 @@ from jobs.connectors.states import (
     Survey,
     Topic,
     closes_at,
+    reconciled,
     survey,
     tide_line,
 )
@@ -173,6 +174,15 @@ def test_a_header_that_the_ledger_does_not_know_is_untold() -> None:
     assert survey(SUM, told).untold == (FIRST.name,)
 
 
+def test_a_final_line_has_checks_and_page_of_its_own_run_alone() -> None:
+    judged = entry(state=State.AUDITING, docs="quality/r1.html", late=3)
+    own = reconciled(header(), judged)
+    assert (own.docs, own.checks, own.late) == ("quality/r1.html", SUM.checks_fingerprint, 3)
+    for other in (replace(judged, run="r2"), replace(judged, version=2)):
+        line = reconciled(header(), other)
+        assert (line.docs, line.checks, line.late, line.boundary) == (None, None, 0, judged.boundary)
+
+
 @pytest.mark.parametrize(("late", "reopened"), [(10, False), (11, True)])
 def test_more_late_events_than_the_share_reopen(late: int, reopened: bool) -> None:
     found = survey(SUM, known(headers={FIRST.name: header()}, entries=seen(entry()), late={FIRST.name: late}))
@@ -210,6 +220,9 @@ def test_a_blocked_slice_waits_for_something_new() -> None:
 def test_a_blocked_slice_is_tried_again_when_its_definition_changes(changed: Pipeline) -> None:
     found = survey(changed, known(entries=seen(entry(state=State.BLOCKED))))
     assert due(found) == {FIRST.name: "blocked, and its definition has changed"}
+    restated = known(headers={FIRST.name: header()}, entries=seen(entry(state=State.BLOCKED, version=2)))
+    assert due(survey(changed, restated)) == {FIRST.name: "blocked, and its definition has changed"}
+    assert due(survey(SUM, restated)) == {}
 
 
 def test_nothing_is_restated_before_anything_was_landed() -> None:
@@ -253,4 +266,4 @@ def test_the_tide_line_is_where_the_first_gap_begins(final: list[bool]) -> None:
     slices = slices_between(SUM, START, START + len(final) * MINUTE)
     names = {slice_.name for slice_, is_final in zip(slices, final, strict=True) if is_final}
     gap = final.index(False) if False in final else len(final)
-    assert tide_line(slices, names) == (slices[gap - 1].end_ms if gap else None)
+    assert tide_line(SUM, START, names) == (slices[gap - 1].end_ms if gap else None)

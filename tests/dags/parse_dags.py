@@ -35,6 +35,7 @@ def main() -> None:
                 "owners": sorted({task.owner for task in dag.tasks}),
                 "retries": [task.retries for task in dag.tasks],
                 "tasks": [task.task_id for task in dag.tasks],
+                "pools": [[task.pool, type(task.weight_rule).__name__] for task in dag.tasks],
                 "params": dag.params.dump(),
                 "max_active_runs": dag.max_active_runs,
                 "deadlines": len(dag.deadline or ()),

@@ -20,7 +20,8 @@ ALLOWED = ("datetime", "airflow.sdk", "airflow.providers", "tideline_airflow", "
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("airflow")
-    env = {**os.environ, "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    pools = {"TIDELINE_RECOMPUTE_POOL": "recomputes", "TIDELINE_ACCOUNT_POOL": "accounts"}
+    env = {**os.environ, **pools, "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     answer = home / "answer.json"
     ran = subprocess.run(
         [sys.executable, str(HERE / "parse_dags.py"), str(answer)], env=env, capture_output=True, text=True, timeout=120
@@ -45,6 +46,13 @@ def test_the_exact_set_of_dags(parsed: dict[str, Any]) -> None:
         *(f"{what}_{name}" for what in ("recompute", "account", "check") for name in PIPELINES),
     }
     assert {f"stream_{name}" for name in PIPELINES} < set(parsed["dags"])
+
+
+def test_who_shares_a_pool_is_served_in_turn(parsed: dict[str, Any]) -> None:
+    """By weight alone Airflow would serve the pipelines that it happens to find first, for ever."""
+    shared = [tuple(each) for dag in parsed["dags"].values() for each in dag["pools"] if each[0] != "default_pool"]
+    assert set(shared) == {("recomputes", "FirstCome"), ("accounts", "FirstCome")}
+    assert len(shared) == 2 * len(PIPELINES)
 
 
 def test_each_dag_is_owned_tagged_and_described(parsed: dict[str, Any]) -> None:

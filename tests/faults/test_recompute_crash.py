@@ -1,4 +1,4 @@
-"""kill -9 at F4 to F7 while streams append and readers look: a slice is its old version or its new one, no third."""
+"""kill -9 at F4 to F8 while streams append and readers look: a slice is its old version or its new one, no third."""
 
 import signal
 import subprocess
@@ -16,16 +16,17 @@ from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
 from jobs.connectors import kafka
+from jobs.connectors.drift import Live, ask_to_prune
 from jobs.connectors.final import FinalTable
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.states import CLOCK_SKEW_MS, State
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import Slice, slice_named
+from jobs.pipelines.slices import Slice, slice_at, slice_named
 from jobs.query import Lake
 from jobs.settings import Settings
 from tests import batch, checker, oracle, processes
 
-pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 
 SUM = PIPELINES["rolling_sum"]
 _DIGESTS = """
@@ -167,6 +168,7 @@ def test_killed_at_every_fail_point_beside_running_streams(
             with watched(settings) as reader:
                 processes.wait_until(lambda: reader.looks > 0, "a first look")
                 kill_and_heal(settings, tmp_path)
+                drivers[1] = dies_while_pruning(settings, drivers[1], logs["rolling_sum"], tmp_path / "F8")
                 looks = reader.looks
                 processes.wait_until(lambda: reader.looks > looks + 1, "a last look")
                 landed = rows(settings)
@@ -209,6 +211,27 @@ def kill_and_heal(settings: Settings, folder: Path) -> None:
     batch.stage(settings, SUM, "d")
     batch.audit(settings, SUM, "d")
     assert batch.publish(settings, SUM, "d").versions == {slice_.name: 3 for slice_ in published}
+
+
+def dies_while_pruning(
+    settings: Settings, driver: subprocess.Popen[bytes], log: Path, hit: Path
+) -> subprocess.Popen[bytes]:
+    """F8: the live rows of a final slice are about to go. The next driver lets them go; readers see neither."""
+    driver.send_signal(signal.SIGTERM)
+    assert processes.finish(driver, log) == 0
+    oldest = min(slices(settings), key=lambda slice_: slice_.start_ms)
+    assert oldest.name in Live.at(settings.lake_root, SUM).slices()
+    ask_to_prune(settings.lake_root, SUM, slice_at(SUM, oldest.end_ms).name, [oldest.name])
+    # Rows go after every sixtieth commit.
+    fast, patience = {"STREAM_TRIGGER_MS": "200"}, 300
+    driver = processes.start(settings, "live", "rolling_sum", log=log, TIDELINE_FAILPOINT=f"F8::{hit}", **fast)
+    assert processes.finish(driver, log, patience) == -signal.SIGKILL
+    assert hit.read_text().startswith("F8")
+    assert oldest.name in Live.at(settings.lake_root, SUM).slices()
+    driver = processes.start(settings, "live", "rolling_sum", log=log, **fast)
+    gone = lambda: oldest.name not in Live.at(settings.lake_root, SUM).slices()  # noqa: E731
+    processes.wait_until(gone, "the live rows of a final slice are gone", patience)
+    return driver
 
 
 def due(settings: Settings, run: str, slices: Sequence[Slice] = ()) -> None:

@@ -25,10 +25,11 @@ from jobs.connectors.epochs import LOOP_FAILURES, Epoch, Health
 from jobs.connectors.fleet import Fleet
 from jobs.connectors.incidents import Incident, Incidents
 from jobs.pipelines.spec import checkpoint_of, dag_id_of
+from local.drivers import is_driver
 from local.ports import free_port
 from local.process import kill, marked, session_of
 from local.settings import StackSettings
-from local.stack import Stack, is_driver
+from local.stack import Stack
 from tests import checker, oracle
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -64,7 +65,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def api(stack: Stack) -> Iterator[AirflowApi]:
     with stack.airflow.api() as api:
-        until(lambda: DAG in api.dags(), 60, "the DAGs are read")
+        # File by file: one may be known while another is not.
+        until(lambda: {DAG, "provision_topics"} <= api.dags().keys(), 60, "the DAGs are read")
         api.unpause("provision_topics")
         assert api.wait_for_run("provision_topics", api.trigger("provision_topics"), 180) == "success"
         yield api
@@ -180,7 +182,8 @@ def test_a_worker_that_dies_while_it_starts_a_driver(stack: Stack, api: AirflowA
     """The retry finds the driver that was started, and starts no twin."""
     before = control.newest()
     kill_session(newest(control).holder.pid)
-    until(lambda: control.newest() > before, RECOVER_SECONDS, "a launch")
+    # Its lease is taken first: until the process is there, too, nothing was started that could be found.
+    until(lambda: control.newest() > before and newest(control).beat, RECOVER_SECONDS, "a launch")
     began = time.monotonic()
     kill_session(stack._service("scheduler").process().pid)
     stack.up()

@@ -10,6 +10,8 @@ from local.airflow import Airflow
 from local.ports import free_port, is_free
 from local.settings import StackSettings
 
+READERS = ("jobs/settings.py", "local/settings.py", "jobs/connectors/airflow_api.py")
+
 
 def test_the_broker_listens_where_jobs_connect():
     settings = StackSettings.from_env({"KAFKA_BOOTSTRAP": "localhost:19092"})
@@ -37,7 +39,7 @@ def test_the_password_never_shows(tmp_path):
 def test_where_alerts_go_reaches_airflow_and_never_shows(tmp_path, monkeypatch):
     example = (PROJECT / ".env.example").read_text()
     (tmp_path / ".env").write_text(re.sub("^#(AIRFLOW_CONN_TIDELINE_SMTP)", r"\1", example, flags=re.MULTILINE))
-    monkeypatch.setattr("local.settings.PROJECT", tmp_path)
+    monkeypatch.setattr("jobs.settings.PROJECT", tmp_path)
     settings = StackSettings.from_env({"TIDELINE_HOME": str(tmp_path), "AIRFLOW_ADMIN_PASSWORD": "hunter2"})
     connections = Airflow(settings=settings, java=None)._connections()
     mail = json.loads(connections["AIRFLOW_CONN_TIDELINE_SMTP"])
@@ -47,12 +49,16 @@ def test_where_alerts_go_reaches_airflow_and_never_shows(tmp_path, monkeypatch):
 
 
 def test_every_setting_is_explained():
-    """`.env.example` names exactly the settings that the code reads."""
-    explained = set(re.findall(r"^#?([A-Z_]+)=", (PROJECT / ".env.example").read_text(), re.MULTILINE))
-    code = "".join((PROJECT / name).read_text() for name in ("jobs/settings.py", "local/settings.py"))
-    read = set(re.findall(r'"((?:TIDELINE|KAFKA|LAKE|SPARK|STREAM|INGEST|LIVE|AIRFLOW)_[A-Z_]+)"', code))
+    """`.env.example` names exactly the settings that the code and the containers read."""
+    explained = set(re.findall(r"^#?([A-Z0-9_]+)=", (PROJECT / ".env.example").read_text(), re.MULTILINE))
+    code = "".join((PROJECT / name).read_text() for name in READERS)
+    read = set(re.findall(r'"((?:TIDELINE|KAFKA|LAKE|SPARK|STREAM|INGEST|LIVE|AIRFLOW|AWS)_[A-Z][A-Z_]+)"', code))
     kafka = {f"KAFKA_{name}" for name in _kafka_fields()}
-    assert explained == read | kafka
+    compose = (PROJECT / "docker-compose.yml").read_text()
+    containers = set(re.findall(r"\$\{([A-Z0-9_]+):-|\{ environment: ([A-Z_]+) \}", compose))
+    # What only the libraries look for by which object stores are reached.
+    clients = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ALLOW_HTTP"}
+    assert explained == read | kafka | clients | {name for found in containers for name in found if name}
 
 
 def _kafka_fields() -> set[str]:

@@ -98,3 +98,14 @@ def test_nothing_else_is_written_or_said(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     left = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(left) == ["docs/0.html", "docs/1.html"]
+
+
+def test_old_pages_go_and_nothing_else(tmp_path: Path) -> None:
+    page.write(tmp_path / "old.html", "old")
+    page.write(tmp_path / "new.html", "new")
+    (tmp_path / "notes.txt").write_text("mine")
+    for name in ("old.html", "notes.txt"):
+        os.utime(tmp_path / name, (0, 0))
+    page.discard_old(tmp_path, 3600)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["new.html", "notes.txt"]
+    page.discard_old(tmp_path / "nothing", 3600)

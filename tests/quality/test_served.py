@@ -9,13 +9,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.connectors.final import live_schema
+from jobs.connectors.final import FinalTable, live_schema
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.incidents import served as key_of_served
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import slice_at
+from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.spec import Measure
 from jobs.quality import served
 from jobs.query import Lake
+from jobs.refusal import Refusal
 from tests.connectors import test_final as finals
 from tests.test_query import EVENTS, Table
 
@@ -96,16 +98,49 @@ def test_final_slices_that_are_not_what_was_published_are_named(tmp_path: Path) 
     final = finals.publish(tmp_path, 1)
     header = final.headers()[finals.FIRST.name]
     assert not served.is_changed(final, SUM, header)
-    for file in (final.path / f"slice={finals.FIRST.name}").glob("*.parquet"):
-        if pq.read_metadata(file).num_rows:
-            pq.write_table(finals.windows(finals.SECOND, 1), file)
+    overwrite(final, finals.FIRST, by=finals.SECOND)
     assert served.is_changed(final, SUM, header)
 
 
-def test_old_slices_are_looked_at_in_turns_and_those_of_another_definition_not_at_all(tmp_path: Path) -> None:
+def overwrite(final: FinalTable, slice_: Slice, by: Slice) -> None:
+    for file in (final.path / f"slice={slice_.name}").glob("*.parquet"):
+        if pq.read_metadata(file).num_rows:
+            pq.write_table(finals.windows(by, 1), file)
+
+
+def test_slices_of_an_older_definition_are_compared_too(tmp_path: Path) -> None:
+    final, changed = finals.publish(tmp_path, 1), replace(SUM, watermark_delay_seconds=7)
+    assert [served.is_changed(final, changed, header) for header in final.headers().values()] == [False, False]
+    overwrite(final, finals.FIRST, finals.SECOND)
+    assert served.is_changed(final, changed, final.headers()[finals.FIRST.name])
+
+
+@pytest.mark.parametrize("measures", [SUM.measures[:-1], (*SUM.measures, replace(SUM.measures[0], name="more"))])
+def test_rows_with_other_columns_than_now_are_only_counted(tmp_path: Path, measures: tuple[Measure, ...]) -> None:
+    finals.publish(tmp_path, 1)
+    final = FinalTable.open(tmp_path, replace(SUM, checks=(), counts=None, measures=measures))
+    header = final.headers()[finals.FIRST.name]
+    assert not served.is_changed(final, final._pipeline, header)
+    assert served.is_changed(final, final._pipeline, replace(header, rows=7))
+
+
+def test_old_slices_are_looked_at_in_turns(tmp_path: Path) -> None:
     final = finals.publish(tmp_path, 1)
     day_ms = 24 * 3600 * 1000
     names = {finals.FIRST.name, finals.SECOND.name}
     for after_ms in (0, 2 * day_ms):
         assert {header.slice for header in served.sample(final, SUM, finals.SECOND.end_ms + after_ms)} == names
-    assert served.sample(final, replace(SUM, watermark_delay_seconds=7), finals.SECOND.end_ms) == []
+    changed = replace(SUM, watermark_delay_seconds=7)
+    assert {header.slice for header in served.sample(final, changed, finals.SECOND.end_ms)} == names
+
+
+def test_what_cannot_be_read_is_not_called_right(tmp_path: Path, live: Table, events: Table) -> None:
+    live.append(batch_row(900), {**live_row(30), "events": 0})
+    events.append(event(10))
+    assert failures(tmp_path)
+    key = key_of_served(SUM.name)
+    for file in (tmp_path / SUM.live_table).glob("slice=*/*.parquet"):
+        file.write_bytes(b"PAR1 and no more")
+    with pytest.raises(Refusal, match="the query cannot be answered"):
+        served.check(tmp_path, SUM, "again")
+    assert [incident.key for incident in Incidents.of(tmp_path).still_open(key)] == [key]

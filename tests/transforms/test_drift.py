@@ -58,6 +58,16 @@ def test_each_cause(spark: SparkSession) -> None:
     }
 
 
+def test_nothing_explains_what_the_stream_skipped_between_two_batches(spark: SparkSession) -> None:
+    before, skipped, taken = Event(0, 3, T0, "before"), Event(0, 15, T0, "skipped"), Event(0, 25, T0, "taken")
+    new = Event(1, 0, T0, "new")
+    batches = [Batch({0: (10, 12)}, 0), Batch({0: (20, 30), 1: (1, 2)}, 0)]
+    _, balance, _ = scene([before, skipped, taken, new], *batches).balance(spark)
+    rows = {row["key"]: row for row in balance.collect()}
+    assert {key for key, row in rows.items() if row["is_unexplained"]} == {"skipped", "new"}
+    assert {key: row["causes"] for key, row in rows.items() if row["causes"]} == {"before": {"before_checkpoint": 1}}
+
+
 def test_an_event_that_is_late_and_ahead_of_the_checkpoint_has_one_cause(spark: SparkSession) -> None:
     early_and_ahead = Event(0, 3, T0 + 9000)
     made = scene([early_and_ahead], Batch({0: (10, 20)}, T0 + 99_000))
@@ -144,6 +154,32 @@ def test_a_row_on_one_side_only_is_unexplained_though_its_measures_are_null(spar
     assert found["unexplained"].asDict() == {"total": None, "mean": None, "events": None}
 
 
+def test_a_final_row_that_is_lost_or_made_up_is_unexplained(spark: SparkSession) -> None:
+    made = scene([Event(0, 0, T0)], ALL)
+    transformed, _, _ = made.balance(spark)
+    names = "window_start TIMESTAMP, window_end TIMESTAMP, key STRING, total DECIMAL(28,6), mean DECIMAL(28,10)"
+    schema = f"{names}, events BIGINT"
+    ((start, end, _, *values),) = made.final_rows()
+    more = "epoch BIGINT, batch BIGINT, as_of TIMESTAMP"
+    live = spark.createDataFrame(made.live_rows(), f"{schema}, {more}")
+    final = spark.createDataFrame([(start, end, "made up", *values)], schema)
+    rows = drift.balance(transformed, live, final, TUMBLING).where("is_unexplained").collect()
+    assert {row["key"]: row["unexplained"]["events"] for row in rows} == {"a": None, "made up": None}
+
+
+def test_a_wrong_final_row_is_unexplained_though_live_and_final_have_causes_to_differ(spark: SparkSession) -> None:
+    late, other = Event(0, 1, T0), Event(0, 2, T0, "b")
+    made = scene([Event(0, 0, T0), late, other], Batch({0: (0, 1)}, 0), Batch({0: (1, 3)}, T0 + 1000))
+    made.planted_in_final[T0, "a"] = 1
+    _, balance, _ = made.balance(spark)
+    rows = {row["key"]: row for row in balance.collect()}
+    assert {key: row["is_unexplained"] for key, row in rows.items()} == {"a": True, "b": False}
+    assert rows["a"]["causes"] == {"late": 1}
+    assert rows["a"]["unexplained"].asDict() == {"total": 0, "mean": 0, "events": 1}
+    (total,) = drift.totals(balance, TUMBLING).collect()
+    assert total["unexplained"] == 1
+
+
 def test_a_measure_that_is_no_number_is_compared_and_not_subtracted(spark: SparkSession) -> None:
     newest = Measure(name="newest", sql="max(value)", type="STRING")
     pipeline = replace(TUMBLING, measures=(newest,), checks=(), counts=None)
@@ -209,10 +245,13 @@ def test_any_difference_has_its_causes_and_a_planted_error_is_found(spark: Spark
         if rows := made.live_rows():
             victim = chance.choice(rows)
             made.planted[ms(victim[0]), victim[2]] = chance.choice([1, -1])
+        if rows := made.final_rows():
+            victim = chance.choice(rows)
+            made.planted_in_final[ms(victim[0]), victim[2]] = chance.choice([2, -2])
         found = made.balance(spark)[1].collect()
         assert {place(row, pipeline): row["causes"] for row in found if row["causes"]} == made.causes()
         wrong = {place(row, pipeline): row["unexplained"][-1] for row in found if row["is_unexplained"]}
-        assert wrong == made.planted
+        assert wrong == {**made.planted_in_final, **made.planted}
 
     judge()
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from html import escape
-from pathlib import Path
 from typing import Annotated, Any
 
 from airflow.api_fastapi.core_api.security import requires_access_dag
@@ -13,8 +12,9 @@ from jobs.connectors.final import FinalTable
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import RunFolder
 from jobs.connectors.states import Entry, State, tide_line
+from jobs.folders import Folder
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import slice_named, slices_between
+from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
 from jobs.quality.gate import page_of
 from jobs.quality.served import page_of as page_of_check
@@ -88,8 +88,8 @@ def data_docs(dag_id: str, run: str) -> str:
     pipeline, place = {**audits, **checks}.get(dag_id, (None, None))
     if pipeline is None or place is None:
         raise HTTPException(404, f"a DAG {dag_id} checks nothing")
-    path = place(_lake(), pipeline, run).resolve()
-    if not path.is_relative_to((_lake() / "quality").resolve()) or not path.is_file():
+    path = place(_lake(), pipeline, run)
+    if not path.is_file():
         raise HTTPException(404, f"run {run} of {dag_id} has judged nothing, or its page is deleted")
     return path.read_text(encoding="utf-8")
 
@@ -101,7 +101,7 @@ class _Link:
         self.text, self.href = text, href
 
 
-def _lake() -> Path:
+def _lake() -> Folder:
     return Settings.from_env().lake_root
 
 
@@ -120,8 +120,7 @@ def _of(entry: Entry) -> tuple[object, ...]:
 def _said(pipeline: Pipeline, headers: Mapping[str, Any], newest: Mapping[str, Entry]) -> str:
     if not newest:
         return "No plan was made yet: unpause the DAG."
-    first, last = (slice_named(pipeline, name) for name in (min(newest), max(newest)))
-    line = tide_line(slices_between(pipeline, first.start_ms, last.end_ms), headers)
+    line = tide_line(pipeline, slice_named(pipeline, min(newest)).start_ms, headers)
     blocked = [name for name, entry in newest.items() if entry.state is State.BLOCKED]
     parts = [f"Final up to {iso(line)}." if line is not None else "The first slice is not final yet."]
     parts += [f"Blocked: {', '.join(sorted(blocked))}."] if blocked else []

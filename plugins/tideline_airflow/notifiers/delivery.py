@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from jobs.connectors.incidents import Incident, Incidents, Untold
+from jobs.folders import Folder
 from jobs.times import utc
 from tideline_airflow.notifiers.channels import Message, Send, channels
 
@@ -24,7 +24,7 @@ NOBODY_SECONDS = 600.0
 log = logging.getLogger(__name__)
 
 
-def deliver(lake_root: Path) -> None:
+def deliver(lake_root: Folder) -> None:
     """Send every message that is due. It never fails: an alert that cannot leave must not fail what raised it."""
     try:
         incidents = Incidents.of(lake_root)

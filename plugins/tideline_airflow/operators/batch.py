@@ -124,7 +124,8 @@ class AccountOperator(BatchJobOperator):
 
     def execute(self, context: Context) -> None:
         """One Spark job for all slices that have no account yet."""
-        self.submit("account", self.pipeline, "--run", context["dag_run"].run_id, events=self._events())
+        run_id, link = context["dag_run"].run_id, context["ti"].log_url
+        self.submit("account", self.pipeline, "--run", run_id, "--link", link, events=self._events())
 
     def _events(self) -> int:
         """How many events fall into windows of the slices that have no account yet, as the ledger knows them."""

@@ -22,13 +22,19 @@ def _blocked(operator: PipelineOperator, slice_: str) -> Entry:
 
     slice_named(operator.definition, slice_)
     ledger = Ledger.read(operator.settings().lake_root, operator.definition)
-    entry = ledger.newest({slice_[:8]}).get(slice_) if ledger else None
+    entry = ledger.newest([slice_]).get(slice_) if ledger else None
     if entry is None or entry.state is not State.BLOCKED:
         state = entry.state if entry else "unknown"
         raise Refusal(
             f"slice {slice_} of {operator.pipeline!r} is not blocked but {state}: there is nothing to approve"
         )
     return entry
+
+
+def _shown(folder: RunFolder, slice_: str) -> str:
+    """What identifies the rows that somebody is shown: a run that is cleared keeps its name."""
+    verdict = (folder.verdicts() or {}).get(slice_, {})
+    return f"{folder.plan().as_of_ms} {verdict.get('checksum')}"
 
 
 class ShowBlockedOperator(PipelineOperator):
@@ -46,7 +52,9 @@ class ShowBlockedOperator(PipelineOperator):
         """What a person must know to decide; refused if the slice is not blocked."""
         try:
             entry = _blocked(self, self.slice)
-            verdict = (RunFolder.of(self.settings().lake_root, self.definition, entry.run).verdicts() or {})[self.slice]
+            folder = RunFolder.of(self.settings().lake_root, self.definition, entry.run)
+            verdict = (folder.verdicts() or {})[self.slice]
+            shown = _shown(folder, self.slice)
         except (Refusal, RefusedDefinitionError) as refusal:
             raise AirflowFailException(str(refusal)) from refusal
         except KeyError as error:
@@ -60,19 +68,20 @@ class ShowBlockedOperator(PipelineOperator):
         ]
         body = "\n\n".join([*heads, "\n".join(failures)])
         self.log.info("%s", body)
-        return {"run": entry.run, "body": body}
+        return {"run": entry.run, "shown": shown, "body": body}
 
 
 class PublishBlockedOperator(PublishOperator):
     """Publishes a blocked slice because somebody has approved it; the ledger remembers who and why."""
 
-    template_fields = ("pipeline", "slice", "run", "by", "reason")
+    template_fields = ("pipeline", "slice", "run", "shown", "by", "reason")
 
-    def __init__(self, *, slice: str, run: str, by: str, reason: str, **kwargs: Any) -> None:
+    def __init__(self, *, slice: str, run: str, shown: str, by: str, reason: str, **kwargs: Any) -> None:
         """All may be templates."""
         super().__init__(**kwargs)
         self.slice = slice
         self.run = run
+        self.shown = shown
         self.by = by
         self.reason = reason
 
@@ -83,7 +92,8 @@ class PublishBlockedOperator(PublishOperator):
         try:
             if not (self.reason or "").strip():
                 raise Refusal("say why: a blocked slice is published for a reason, which the ledger keeps")
-            if _blocked(self, self.slice).run != self.run:
+            folder = RunFolder.of(self.settings().lake_root, self.definition, self.run)
+            if _blocked(self, self.slice).run != self.run or _shown(folder, self.slice) != self.shown:
                 raise Refusal(f"slice {self.slice} was computed again since it was shown: look at it anew")
             approved = {self.slice: f"{self.by}: {self.reason.strip()}"}
             published = publishing.publish(self.settings(), self.definition, self.run, approved)

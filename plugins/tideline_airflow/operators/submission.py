@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from airflow.providers.apache.spark.hooks import spark_submit
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from jobs.refusal import Refusal
@@ -16,6 +17,9 @@ from tideline_airflow.hooks.kafka import KafkaHook
 
 APPLICATION = str(PROJECT / "jobs" / "__main__.py")
 _OPTIONS = "spark.driver.extraJavaOptions"
+# The provider asks Kubernetes about drivers in cluster mode only, yet does not build a command without the client: a
+# package whose import costs each task two seconds.
+vars(spark_submit).setdefault("kube_client", "not needed in client mode")
 _WARNINGS = logging.getLogger(__name__)
 _WARNINGS.setLevel(logging.WARNING)
 

@@ -6,7 +6,6 @@ It only polls; what the documents of the control folder mean is decided in `jobs
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -14,6 +13,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from jobs.connectors.control import Control
 from jobs.connectors.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
 from jobs.connectors.incidents import Incidents, crash_loop, failed_run, stalled
+from jobs.folders import folder_at
 from jobs.pipelines.spec import dag_id_of
 from jobs.times import utc
 from tideline_airflow.links import CONSOLE
@@ -60,10 +60,10 @@ class StreamTrigger(BaseTrigger):
         """Beside the looks: a channel that hangs must not keep a death from being noticed."""
         if self._news and (self._delivery is None or self._delivery.done()):
             self._news = False
-            self._delivery = asyncio.ensure_future(asyncio.to_thread(deliver, Path(self.lake_root)))
+            self._delivery = asyncio.ensure_future(asyncio.to_thread(deliver, folder_at(self.lake_root)))
 
     def _control(self) -> Control:
-        return Control.of(Path(self.lake_root), self.job)
+        return Control.of(folder_at(self.lake_root), self.job)
 
     async def _looks_over(self) -> bool:
         try:
@@ -98,7 +98,7 @@ class StreamTrigger(BaseTrigger):
         self._news = True
 
     def _keep_incidents(self, epoch: Epoch, health: Health) -> None:
-        incidents = Incidents.of(Path(self.lake_root))
+        incidents = Incidents.of(folder_at(self.lake_root))
         if health is Health.STALLED:
             link = page(f"{CONSOLE}/streams/{dag_id_of(self.job)}")
             incidents.open(stalled(self.job), stall_of(self.job, epoch), link=link)

@@ -1,0 +1,120 @@
+"""What a lake goes through, chapter by chapter: a process that is killed in one leaves it to the next to tell it again.
+
+`python -m tests.faults.bucket_story PROGRESS`, with the environment of one whose lake lies in a bucket.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jobs import account, ingest, live, session
+from jobs.connectors import kafka, publishing, reset, traffic
+from jobs.connectors.final import FinalTable
+from jobs.connectors.reset import Request, To
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import slice_named
+from jobs.quality import served
+from jobs.settings import Settings
+from tests import batch
+
+SUM = PIPELINES["rolling_sum"]
+COUNT = 400
+HOURS = 60
+
+
+def send_backlog(settings: Settings) -> None:
+    """Sixty hours of clicks at once, each in a folder of its own: what a stream finds that was down."""
+    since = int(time.time() * 1000) - HOURS * 3_600_000
+    clicks = traffic.records("clicks", seed=3, count=4 * HOURS, start_ms=since, step_ms=900_000)
+    traffic.send(settings.kafka, "clicks", clicks, rate=0)
+
+
+def send(settings: Settings) -> None:
+    """Two minutes, some of it late, doubled or broken."""
+    now_ms = int(time.time() * 1000)
+    dirt = {"late": 0.1, "duplicate": 0.1, "corrupt": 0.05}
+    numbers = traffic.records("numbers", seed=now_ms, count=COUNT, start_ms=now_ms - 150_000, step_ms=300, **dirt)
+    traffic.send(settings.kafka, "numbers", numbers, rate=0)
+
+
+def show(settings: Settings) -> None:
+    live.run(settings, SUM, until_caught_up=True)
+
+
+def land(settings: Settings) -> None:
+    ingest.run(settings, until_caught_up=True)
+
+
+def recompute(run: str) -> Callable[[Settings], None]:
+    return lambda settings: void(batch.whole(settings, SUM, run))
+
+
+def restate(settings: Settings) -> None:
+    batch.whole(settings, SUM, "restated", slices=[slice_named(SUM, name) for name in slices(settings)])
+
+
+def roll_back(settings: Settings) -> None:
+    name = next(name for name, version in slices(settings).items() if version == 2)
+    publishing.roll_back(settings, SUM, name, 1, run="back", reason="a test", by="a test")
+
+
+def explain(run: str) -> Callable[[Settings], None]:
+    return lambda settings: account.run(settings, SUM, run)
+
+
+def begin_anew(settings: Settings) -> None:
+    with kafka.admin(settings.kafka) as client:
+        reset.apply(settings, client, Request(job=SUM.name, to=To.EARLIEST))
+
+
+def check(settings: Settings) -> None:
+    served.check(settings.lake_root, SUM, "check")
+
+
+def slices(settings: Settings) -> dict[str, int]:
+    """Those that are final, each with its version."""
+    final = FinalTable.read(settings.lake_root, SUM)
+    assert final is not None
+    return {name: header.version for name, header in sorted(final.headers().items())}
+
+
+def void(_: object) -> None:
+    """Nobody asks what it answers."""
+
+
+CHAPTERS: dict[str, Callable[[Settings], None]] = {
+    "a backlog": send_backlog,
+    "traffic": send,
+    "live": show,
+    "landed": land,
+    "final": recompute("first"),
+    "accounted": explain("first"),
+    "more traffic": send,
+    "live again": show,
+    "landed again": land,
+    "restated": restate,
+    # Late events may be of slices that nobody has made final yet.
+    "all final": recompute("second"),
+    "rolled back": roll_back,
+    "accounted again": explain("second"),
+    "reset": begin_anew,
+    "live anew": show,
+    "checked": check,
+}
+
+
+def main(progress: Path) -> None:
+    settings = Settings.from_env()
+    spark = session.build(settings, "a lake in a bucket")
+    told = progress.read_text().splitlines() if progress.exists() else []
+    for name, chapter in CHAPTERS.items():
+        if name not in told:
+            chapter(settings)
+            with progress.open("a") as file:
+                file.write(f"{name}\n")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,240 @@
+"""A folder on a disk and one in a bucket answer alike."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pyarrow as pa
+import pytest
+
+from jobs.connectors import parquet
+from jobs.connectors.documents import Documents
+from jobs.connectors.fenced import FencedTable, OvertakenError, files_of, opened
+from jobs.folders import Folder, folder_at, last_written, move, place, remove, write_whole, written
+from jobs.refusal import Refusal
+from jobs.settings import PROJECT
+from tests.object_store import losing_answers, serving
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with serving(tmp_path_factory.mktemp("s3") / "server.log") as env:
+        yield env
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def folder(
+    request: pytest.FixtureRequest, store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Folder:
+    if request.param == "disk":
+        return tmp_path / "folder"
+    for name, value in store.items():
+        monkeypatch.setenv(name, value)
+    return folder_at(store["LAKE_ROOT"]) / tmp_path.name / "folder"
+
+
+@pytest.fixture
+def full(folder: Folder) -> Folder:
+    """Two files, one of them empty, and a third in a folder."""
+    for name, content in (("a.json", b"a.json"), ("b.txt", b""), ("in/c.json", b"in/c.json")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / name, content)
+    return folder
+
+
+def names(folder: Folder) -> list[str]:
+    return sorted(str(file).removeprefix(f"{folder}/") for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize(
+    ("root", "name"),
+    [
+        ("s3a://lakes", "s3://lakes"),
+        ("s3a://lakes/", "s3://lakes"),
+        ("s3://lakes/a/b//", "s3://lakes/a/b"),
+        ("file:///lake", "/lake"),
+        ("/lake", "/lake"),
+    ],
+)
+def test_a_setting_names_a_folder(root: str, name: str) -> None:
+    assert str(folder_at(root)) == name
+
+
+@pytest.mark.parametrize("root", ["s3a://", "s3:///a", "gs://lakes/a", "hdfs://host/a"])
+def test_what_cannot_hold_a_lake_is_refused(root: str) -> None:
+    with pytest.raises(Refusal, match="a path, file://path or s3a://bucket/path can hold the lake"):
+        folder_at(root)
+
+
+def test_names_and_parents(folder: Folder) -> None:
+    file = folder / "in" / "c.json"
+    assert (file.name, file.parent.name, file.parent.parent) == ("c.json", "in", folder)
+    assert file == folder / "in/c.json"
+    assert len({file, folder / "in/c.json"}) == 1
+
+
+def test_what_is_there_is_found(full: Folder) -> None:
+    assert sorted(entry.name for entry in full.iterdir()) == ["a.json", "b.txt", "in"]
+    assert [file.name for file in full.glob("*.json")] == ["a.json"]
+    assert [file.name for file in full.glob("*/c.json")] == ["c.json"]
+    assert sorted(file.name for file in full.rglob("*.json")) == ["a.json", "c.json"]
+    assert names(full) == ["a.json", "b.txt", "in/c.json"]
+    assert (full.exists(), full.is_dir(), full.is_file()) == (True, True, False)
+    file = full / "a.json"
+    assert (file.exists(), file.is_dir(), file.is_file()) == (True, False, True)
+    assert (file.stat().st_size, file.read_bytes(), file.read_text()) == (6, b"a.json", "a.json")
+    assert written(full).keys() == {full / "a.json", full / "b.txt"}
+    assert written(full)[file] == pytest.approx(file.stat().st_mtime, abs=1)
+    assert last_written(full) >= file.stat().st_mtime - 1
+
+
+def test_what_is_not_there_is_not_found(folder: Folder) -> None:
+    nothing = folder / "nothing"
+    assert (nothing.exists(), nothing.is_dir(), nothing.is_file()) == (False, False, False)
+    assert (list(nothing.glob("*")), list(nothing.rglob("*")), written(nothing)) == ([], [], {})
+    for ask in (nothing.read_bytes, nothing.read_text, nothing.stat):
+        with pytest.raises(FileNotFoundError):
+            ask()
+    nothing.unlink(missing_ok=True)
+    remove(nothing)
+
+
+def test_a_file_of_a_longer_name_is_another(full: Folder) -> None:
+    write_whole(full / "in-between", b"x")
+    assert [file.name for file in (full / "in").rglob("*")] == ["c.json"]
+    remove(full / "in")
+    assert names(full) == ["a.json", "b.txt", "in-between"]
+
+
+def test_a_file_is_written_anew_as_a_whole(full: Folder) -> None:
+    write_whole(full / "a.json", b"new")
+    assert (full / "a.json").read_bytes() == b"new"
+    assert names(full) == ["a.json", "b.txt", "in/c.json"], "nothing is left of how it was written"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_file_is_placed(full: Folder, keep: bool) -> None:
+    place(full / "a.json", full / "in" / "placed.json", keep=keep)
+    assert (full / "in" / "placed.json").read_bytes() == b"a.json"
+    # In a bucket it goes with its stage.
+    assert (full / "a.json").exists() is (keep or not isinstance(full, Path))
+
+
+def test_on_a_disk_nothing_is_copied(tmp_path: Path) -> None:
+    write_whole(tmp_path / "staged", b"rows")
+    place(tmp_path / "staged", tmp_path / "kept", keep=True)
+    assert (tmp_path / "kept").samefile(tmp_path / "staged")
+
+
+def test_a_file_is_removed(full: Folder) -> None:
+    (full / "a.json").unlink()
+    assert names(full) == ["b.txt", "in/c.json"]
+
+
+def test_a_folder_is_moved_with_all_that_is_in_it(full: Folder) -> None:
+    target = full.parent / "aside" / "folder-1"
+    move(full, target)
+    assert names(target) == ["a.json", "b.txt", "in/c.json"]
+    assert not full.exists()
+
+
+def test_a_folder_is_removed_with_all_that_is_in_it(full: Folder) -> None:
+    remove(full)
+    assert not full.exists()
+
+
+def test_parquet_files_are_read_and_written(folder: Folder) -> None:
+    file = folder / "day=1" / "rows.parquet"
+    parquet.write(pa.table({"a": [1, 2], "b": ["x", "y"]}), file)
+    assert parquet.read(file, ["a"]).to_pydict() == {"a": [1, 2]}
+    assert parquet.footer(file).num_rows == 2
+    assert parquet.files_in(folder) == [file]
+
+
+def test_of_several_writers_one_creates_a_document(folder: Folder) -> None:
+    documents, others = Documents.at(folder), Documents.at(folder)
+    assert [documents.create("lease-1", {"by": 1}), others.create("lease-1", {"by": 2})] == [True, False]
+    documents.replace("beat", {"n": 1})
+    others.replace("beat", {"n": 2})
+    assert (documents.read("lease-1"), documents.read("beat"), documents.read("none")) == ({"by": 1}, {"n": 2}, None)
+    assert (documents.names(), documents.exists("beat"), documents.exists("none")) == (["beat", "lease-1"], True, False)
+    documents.delete("beat")
+    documents.delete("beat")
+    assert documents.names() == ["lease-1"]
+
+
+def _table(path: Folder, properties: Mapping[str, str] = MappingProxyType({})) -> FencedTable:
+    schema = pa.schema({"day": pa.string(), "a": pa.int64()})
+    return FencedTable(path, opened(path, schema, "day", properties))
+
+
+def _commit(table: FencedTable, a: int) -> None:
+    with table.staged() as stage:
+        parquet.write(pa.table({"a": [a]}), stage / "day=1" / "rows.parquet")
+        table.transact([table.place(file) for file in parquet.files_in(stage)], "{}")
+
+
+def test_a_writer_that_was_overtaken_commits_nothing(folder: Folder) -> None:
+    first, second = _table(folder), _table(folder)
+    _commit(first, 1)
+    with pytest.raises(OvertakenError):
+        _commit(second, 2)
+    _commit(first, 3)
+    assert sorted(files_of(opened_again(folder), folder).to_table()["a"].to_pylist()) == [1, 3]
+
+
+def opened_again(path: Folder):
+    return opened(path, pa.schema([]), "day", {})
+
+
+def test_small_files_are_merged_and_old_ones_deleted(folder: Folder) -> None:
+    table = _table(folder)
+    for a in range(5):
+        _commit(table, a)
+    table.merge_small_files("{}")
+    assert sorted(files_of(opened_again(folder), folder).to_table()["a"].to_pylist()) == [0, 1, 2, 3, 4]
+    assert len(opened_again(folder).file_uris()) == 1
+
+
+def test_what_no_reader_needs_is_deleted(folder: Folder) -> None:
+    table = _table(folder, {"delta.deletedFileRetentionDuration": "interval 0 hours"})
+    for a in range(3):
+        _commit(table, a)
+    table.merge_small_files("{}")
+    table.delete_what_no_reader_needs()
+    assert len(parquet.files_in(folder)) == 1
+    assert sorted(files_of(opened_again(folder), folder).to_table()["a"].to_pylist()) == [0, 1, 2]
+
+
+def test_an_answer_that_is_lost_is_not_taken_for_another_writer(
+    store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client asks again, and finds what it has created itself."""
+    for name, value in store.items():
+        monkeypatch.setenv(name, value)
+    with losing_answers(store["AWS_ENDPOINT_URL"]) as url:
+        script = [sys.executable, "-c", _STUBBORN, f"{store['LAKE_ROOT']}/{tmp_path.name}", url]
+        done = subprocess.run(script, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.split() == ["True", "False", "1", "1"], done.stderr
+
+
+_STUBBORN = """
+import os, sys
+from jobs import bucket
+from tests.test_folders import Documents, _commit, _table, folder_at
+
+# Arrow creates nothing that must not be there: it stays with the server itself.
+directly = bucket.arrow_files()
+bucket.arrow_files = lambda: directly
+os.environ["AWS_ENDPOINT_URL"] = sys.argv[2]
+folder = folder_at(sys.argv[1])
+documents = Documents.at(folder / "control")
+print(documents.create("lease-1", {"by": 1}), documents.create("lease-1", {"by": 2}))
+table = _table(folder / "table")
+for number in (1, 2):
+    before = table.version
+    _commit(table, number)
+    print(table.version - before)
+"""
