@@ -5,14 +5,15 @@ INSTALLED := .venv/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status doctor test test-faults lint format bench soak clean
+.PHONY: help install demo up down status doctor test test-faults test-compose lint format bench soak clean
+.PHONY: compose-up compose-demo compose-down
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  \1@/' | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
 
-install: $(INSTALLED) ## Put everything into .venv, as requirements.lock pins it
+install: $(INSTALLED) ## Put everything into .venv, as the locks pin it
 
-$(INSTALLED): requirements.lock pyproject.toml local/install.sh
+$(INSTALLED): requirements.lock requirements-dev.lock pyproject.toml local/install.sh
 	@sh local/install.sh
 	@touch $@
 
@@ -33,11 +34,26 @@ doctor: $(INSTALLED) ## Check Java, versions, ports, disk and jars
 
 test: $(INSTALLED) ## Run all tests but the faults; needs no running platform
 	@$(BIN)/tideline jars
-	@$(BIN)/pytest -m "not faults" $(ARGS)
+	@$(BIN)/pytest -m "not faults and not compose" $(ARGS)
 
 test-faults: $(INSTALLED) ## Kill, corrupt and starve it, and check that nothing is lost
 	@$(BIN)/tideline jars
 	@$(BIN)/pytest -m faults $(ARGS)
+
+test-compose: $(INSTALLED) ## Build the containers and break them; needs Docker with Compose v2, and nothing that runs
+	@$(BIN)/pytest -m compose $(ARGS)
+
+compose-up: ## Start the platform in containers, and wait until it is well
+	@sh local/containers/compose.sh build init
+	@sh local/containers/compose.sh up --build --detach --wait
+	@sh local/containers/compose.sh --report
+
+compose-demo: compose-up ## Start it in containers, feed it, and show live windows turn final
+	@sh local/containers/compose.sh run --rm demo
+	@sh local/containers/compose.sh --report
+
+compose-down: ## Stop the containers; with ARGS=-v their data goes, too
+	@sh local/containers/compose.sh --profile demo down $(ARGS)
 
 lint: $(INSTALLED) ## Check style, types and who may import whom
 	@$(BIN)/ruff check .
