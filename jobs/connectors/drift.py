@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.control import Control
-from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
+from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, said_at, value_of
 from jobs.connectors.final import TIME, arrow_type, columns_of
 from jobs.connectors.parquet import files_in, write
 from jobs.connectors.tables import PRUNE, Note, note_at
@@ -91,8 +91,7 @@ class _DayTable(FencedTable):
 
     def said(self) -> dict[str, Any]:
         """What its newest commit says of itself."""
-        newest = next(iter(self._table.history(1)), {})
-        return dict(json.loads(newest.get("userMetadata") or "{}"))
+        return dict(json.loads(said_at(self.path, self.version).get("userMetadata") or "{}"))
 
     def rows(self, columns: Sequence[str], where: ds.Expression) -> pa.Table:
         """Some of its rows."""
@@ -208,7 +207,7 @@ class Live:
             table = DeltaTable(str(path))
         except TableNotFoundError:
             return cls(path=path, table=None, note=None)
-        return cls(path=path, table=table, note=note_at(table))
+        return cls(path=path, table=table, note=note_at(path, table.version()))
 
     def reached(self, topic: str) -> dict[int, int]:
         """How far the stream is: the end of its newest batch, or where a reset lets it begin."""

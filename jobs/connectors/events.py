@@ -48,7 +48,7 @@ class Landed:
             table = DeltaTable(str(path), version=version)
         except TableNotFoundError:
             return None
-        return cls(path=path, table=table, note=note_at(table))
+        return cls(path=path, table=table, note=note_at(path, table.version()))
 
     @property
     def version(self) -> int:

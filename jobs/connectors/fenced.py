@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import SubTreeFileSystem
 
@@ -100,10 +100,7 @@ class FencedTable:
 
     def _is_there(self, attempt: str) -> bool:
         """Whether the next version is this very commit: a client asks a store again when the answer is lost."""
-        with suppress(DeltaError):
-            newest = DeltaTable(str(self.path), version=self.version + 1).history(1)
-            return any(entry.get("attempt") == attempt for entry in newest)
-        return False
+        return said_at(self.path, self.version + 1).get("attempt") == attempt
 
     def _see_own_commit(self) -> None:
         before = self.version
@@ -188,6 +185,29 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
             )
         # Another has made it meanwhile, or it was made and the answer was lost.
         return DeltaTable(str(path))
+
+
+def said(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What the commits of a table say of themselves, from a version back, as far as its log goes.
+
+    By the log's own files: `DeltaTable.history` begins with the newest commit there is, and numbers it as if it were
+    the version at which the table was opened.
+    """
+    for number in range(version, -1, -1):
+        try:
+            yield number, _said_in((path / "_delta_log" / f"{number:020}.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return
+
+
+def said_at(path: Folder, version: int) -> dict[str, Any]:
+    """What one commit says of itself; nothing if the log does not have it."""
+    return next((words for _, words in said(path, version)), {})
+
+
+def _said_in(entry: str) -> dict[str, Any]:
+    infos = (json.loads(line)["commitInfo"] for line in entry.splitlines() if line.startswith('{"commitInfo"'))
+    return dict(next(infos, {}))
 
 
 def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.checkpoint import Offsets, reset_command
-from jobs.connectors.fenced import Action, FencedTable, files_with_sizes, opened, value_of
+from jobs.connectors.fenced import Action, FencedTable, files_with_sizes, opened, said, value_of
 from jobs.connectors.parquet import files_in
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder, remove
@@ -25,7 +25,6 @@ COMPACT_EVERY_COMMITS = 60
 VACUUM_EVERY_COMMITS = 1200
 # The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
 PRUNE = "prune"
-_MAX_NOTES = 200
 _PROPERTIES = {
     # A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
     "delta.logRetentionDuration": "interval 6 hours",
@@ -93,20 +92,14 @@ class Note:
 def last_note(path: Folder) -> Note | None:
     """What the newest commit of a streaming job says; none for a table that is new or not there."""
     try:
-        return _last_note(DeltaTable(str(path)))
+        return note_at(path, DeltaTable(str(path)).version())
     except TableNotFoundError:
         return None
 
 
-def note_at(table: DeltaTable) -> Note | None:
-    """The newest note of the version at which the table was opened: the log may have gone on since."""
-    version = table.version()
-    entries = (entry for entry in table.history(_MAX_NOTES) if entry["version"] <= version)
-    return next((Note.from_json(entry["userMetadata"]) for entry in entries if entry.get("userMetadata")), None)
-
-
-def _last_note(table: DeltaTable) -> Note | None:
-    notes = (entry.get("userMetadata") for entry in table.history(20))
+def note_at(path: Folder, version: int) -> Note | None:
+    """The newest note that a version of a table has: its log may have gone on since."""
+    notes = (words.get("userMetadata") for _, words in said(path, version))
     return next((Note.from_json(note) for note in notes if note), None)
 
 
@@ -119,7 +112,7 @@ class TableWriter(FencedTable):
     def __init__(self, path: Folder, table: DeltaTable) -> None:
         """Use `open`."""
         super().__init__(path, table)
-        self.note = _last_note(table)
+        self.note = note_at(path, self.version)
         # For a table that is empty: the first commit brings its columns.
         self._adapts = False
         remove(self.staging)
