@@ -1,15 +1,18 @@
-"""Who waits longest is served first: the order of tasks that share a pool."""
+"""Who waits longest is served first: the order of tasks that share a pool. Backfills take what the others leave."""
 
 import time
 from typing import TYPE_CHECKING
 
 from airflow.task.priority_strategy import PriorityWeightStrategy
+from airflow.utils.types import DagRunType
 
 if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance
 
 # What Airflow's column can hold.
 _LARGEST = 2**31 - 1
+# All runs of a backfill come into being at once, and several of them are under way: they would keep everybody waiting.
+_BACKFILL_LATER_SECONDS = 365 * 24 * 3600
 
 
 class FirstCome(PriorityWeightStrategy):
@@ -21,4 +24,5 @@ class FirstCome(PriorityWeightStrategy):
 
     def get_weight(self, ti: "TaskInstance") -> int:
         """Asked when a task's run begins, and again when it is cleared."""
-        return _LARGEST - int(time.time())
+        is_backfill = DagRunType.from_run_id(ti.run_id) is DagRunType.BACKFILL_JOB
+        return _LARGEST - int(time.time()) - (_BACKFILL_LATER_SECONDS if is_backfill else 0)

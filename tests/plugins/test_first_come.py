@@ -1,6 +1,7 @@
 """Who waits longest weighs most."""
 
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 from tideline_airflow.first_come import FirstCome
@@ -8,13 +9,22 @@ from tideline_airflow.first_come import FirstCome
 NOW = 1_800_000_000.0
 
 
-def weight_at(moment: float) -> int:
+def weight_at(moment: float, run: str = "scheduled__2026-11-19T15:23:00+00:00") -> int:
     with mock.patch.object(time, "time", return_value=moment):
-        return FirstCome().get_weight(None)
+        return FirstCome().get_weight(SimpleNamespace(run_id=run))
 
 
 def test_the_earlier_weighs_more():
     assert weight_at(NOW) > weight_at(NOW + 1)
+
+
+def test_a_backfill_takes_what_the_others_leave():
+    """Its runs come into being at once: by their age alone they would all come before whatever comes later."""
+    day = 86_400
+    of_backfill = [weight_at(NOW + second, "backfill__2026-11-19T15:23:00+00:00") for second in range(2)]
+    assert of_backfill == sorted(of_backfill, reverse=True)
+    for run in ("scheduled__x", "manual__x", "asset_triggered__x"):
+        assert weight_at(NOW + 30 * day, run) > of_backfill[0]
 
 
 def test_it_fits_into_airflows_column_for_a_while():
