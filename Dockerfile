@@ -41,7 +41,11 @@ RUN /opt/uv/bin/uv venv --quiet --python /usr/bin/python3 .venv \
 # Before the code, which changes more often: fetched once.
 COPY jobs/refusal.py ./jobs/
 COPY local/jars.py local/jars.toml local/java.py local/lock.py ./local/
-RUN .venv/bin/python -c "import os, pathlib; from local import jars; jars.fetch(pathlib.Path(os.environ['TIDELINE_JARS']))"
+# Where Maven Central cannot be reached as it is: a mirror, or Java's words for a proxy.
+ARG TIDELINE_MAVEN_URL
+ARG JAVA_TOOL_OPTIONS
+RUN .venv/bin/python -c "import pathlib; from os import environ; from local import jars; \
+    jars.fetch(pathlib.Path(environ['TIDELINE_JARS']), mirror=environ.get('TIDELINE_MAVEN_URL') or None)"
 COPY LICENSE README.md pyproject.toml requirements-dev.lock ./
 COPY local ./local
 COPY jobs ./jobs

@@ -45,7 +45,8 @@ test-compose: $(INSTALLED) ## Build the containers and break them; needs Docker 
 
 compose-up: ## Start the platform in containers, and wait until it is well
 	@sh local/containers/compose.sh build init
-	@sh local/containers/compose.sh up --build --detach --wait
+	@sh local/containers/compose.sh build
+	@sh local/containers/compose.sh up --detach --wait
 	@sh local/containers/compose.sh --report
 
 compose-demo: compose-up ## Start it in containers, feed it, and show live windows turn final
