@@ -99,14 +99,15 @@ class Lake:
         return True
 
     def _rows(self, name: str) -> ds.Dataset | pa.Table | None:
-        """What is in a table; nothing in one that no batch job has written yet, none of one that no stream has."""
+        """What is in a table; nothing in one that nobody has written rows to, none of one that is still to be made."""
         if self._tables[name] == INCIDENTS:
             return as_table(Incidents.of(self._root).all())
         table, schema = self._table(name), self._schemas.get(name)
-        if table is not None:
+        # A live table that was reset before its first row has no columns yet.
+        if table is not None and (schema is None or len(table.schema().fields) > 1):
             added = schema if name in self._live.values() else None
             return files_of(table, self._root / self._tables[name], added)
-        if schema is None or (name in self._live and self._table(self._live[name]) is None):
+        if schema is None or (table is None and name in self._live and self._table(self._live[name]) is None):
             return None
         return schema.empty_table()
 

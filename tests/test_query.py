@@ -226,6 +226,12 @@ def test_a_table_that_is_not_there_yet_is_explained(lake: Lake) -> None:
         lake.query("SELECT * FROM no_such_thing")
 
 
+def test_a_stream_that_was_reset_before_its_first_row_has_none(lake: Lake, tmp_path: Path) -> None:
+    """A reset makes the table, which learns its columns from the first micro-batch."""
+    TableWriter.open(tmp_path / "live" / "word_count", None, "slice")
+    assert rows(lake, "SELECT word, finality FROM word_count WHERE window_start > now()") == []
+
+
 def test_a_table_that_comes_later_is_found(lake: Lake, tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="does not exist yet"):
         lake.query("FROM word_count")
