@@ -291,6 +291,21 @@ def test_who_was_overtaken_leaves_the_folder_of_the_run_to_its_successor(
         assert settle(world) == []
 
 
+def test_a_run_that_finds_nothing_to_do_is_over(tmp_path: Path) -> None:
+    """Each plan looks through the folders of all runs that are not."""
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    with model_of(world):
+        run(world, "first")
+        folder = RunFolder.of(world.root, SUM, "idle")
+        assert planning.make(world.root, None, SUM, "idle", None, lambda: world.clock_ms / 1000).plan.work == ()
+        assert folder.plan().work == ()
+        assert (folder.path / "ended.json").exists()
+        asked = Request(slices=(slice_at(SUM, BEGIN_MS),), reason="asked")
+        planning.make(world.root, None, SUM, "busy", asked, lambda: world.clock_ms / 1000)
+        assert not (RunFolder.of(world.root, SUM, "busy").path / "ended.json").exists()
+
+
 def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ of its opening is told once, by its end, which says what it was.
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -177,7 +177,10 @@ class Incidents:
 
     def still_open(self, *prefixes: str) -> list[Incident]:
         """Those that are not over and whose key begins so."""
-        return [found for found in self._fold(prefixes) if not found.closed]
+        rows = [row for row in self._rows().values() if row.key.startswith(prefixes)]
+        # Of the others, which only grow in number, no more is read than that they are over.
+        still = [row for row in rows if (last := self._last(row)) and not last.closes]
+        return self._folded(still, lambda incident: not incident.closed)
 
     def close_blocked(self, pipeline: str, slices: Iterable[str]) -> None:
         """Close those of slices that are final now."""
@@ -186,12 +189,11 @@ class Incidents:
 
     def all(self) -> list[Incident]:
         """Every incident, the one with the newest word first."""
-        return self._fold(("",))
+        return self._folded(self._rows().values())
 
-    def _fold(self, prefixes: tuple[str, ...]) -> list[Incident]:
-        rows = [row for row in self._rows().values() if row.key.startswith(prefixes)]
+    def _folded(self, rows: Iterable[_Row], wanted: Callable[[Incident], bool] = lambda _: True) -> list[Incident]:
         found = [_incident(row, chapter) for row in rows for chapter in self._chapters(row)]
-        return sorted(found, key=lambda incident: -incident.updated)
+        return sorted(filter(wanted, found), key=lambda incident: -incident.updated)
 
     def untold(self) -> list[Untold]:
         """The messages that are due, of each key in order. Only what is not told yet is read."""

@@ -155,11 +155,15 @@ def make(
         lease.check()
         _close_incidents(lake_root, pipeline, ledger)
         discard_old(lake_root, pipeline)
+        folder = RunFolder.of(lake_root, pipeline, run)
         if begins:
             # Before the ledger says that it is under way: by its folder the next run finds what this one leaves.
             lease.check()
-            RunFolder.of(lake_root, pipeline, run).begin(plan)
+            folder.begin(plan)
         _tell(ledger, seen, surveyed, plan)
+        if begins and not plan.work and not plan.untold:
+            # Every plan looks through the folders of runs.
+            folder.end()
     return Planned(survey=surveyed, plan=plan)
 
 
