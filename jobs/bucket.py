@@ -4,6 +4,7 @@ Where the store is, and who asks, its clients take from the environment: `AWS_EN
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,8 +13,12 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import NamedTuple, Self
 
+from deltalake.exceptions import DeltaError
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 from pyarrow.fs import FileInfo, FileSelector, FileType, S3FileSystem
+
+_REASON_WORDS = 30
 
 
 class Written(NamedTuple):
@@ -139,6 +144,18 @@ class Bucket:
         below = FileSelector(self._name, allow_not_found=True, recursive=recursive)
         found = sorted(arrow_files().get_file_info(below), key=lambda info: str(info.path))
         return {type(self)(self.bucket, info.path.partition("/")[2]): info for info in found}
+
+
+def reason_of(error: Exception) -> str | None:
+    """Why a store was of no use, in few words: it is not reached, refuses, has no such bucket. None: it is not that."""
+    # Arrow and delta-rs have no type of their own for it; what a disk says has a number.
+    if not isinstance(error, BaseError | DeltaError | OSError) or getattr(error, "errno", None) is not None:
+        return None
+    text = str(error).partition("Debug source:")[0].strip()
+    if said := re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", text):
+        return f"{said[2]} ({said[1]})"
+    # What is closest to the cause comes last.
+    return " ".join(text.splitlines()[-1].split()[-_REASON_WORDS:]) if text else type(error).__name__
 
 
 def arrow_files() -> S3FileSystem:

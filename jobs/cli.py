@@ -658,8 +658,24 @@ def main() -> None:
     try:
         app()
     except (Refusal, RefusedDefinitionError) as refusal:
-        errors.print("[red]tideline:[/red]", Text(str(refusal)), highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _refuse(str(refusal))
+    except Exception as error:
+        root = environment().get("LAKE_ROOT") or ""
+        if not root.startswith(("s3://", "s3a://")):
+            raise
+        from jobs.bucket import reason_of
+
+        if (reason := reason_of(error)) is None:
+            raise
+        _refuse(
+            f"the lake at {root} cannot be used: {reason}; is the bucket there, and are AWS_ENDPOINT_URL, AWS_REGION "
+            "and the keys right? docs/clusters.md tells what is needed"
+        )
+
+
+def _refuse(sentence: str) -> None:
+    errors.print("[red]tideline:[/red]", Text(sentence), highlight=False, soft_wrap=True)
+    sys.exit(1)
 
 
 if __name__ == "__main__":

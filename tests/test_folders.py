@@ -1,15 +1,20 @@
 """A folder on a disk and one in a bucket answer alike."""
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+import httpx
 import pyarrow as pa
 import pytest
 
+from jobs.bucket import Bucket
 from jobs.connectors import parquet
+from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.documents import Documents
 from jobs.connectors.fenced import FencedTable, OvertakenError, files_of, opened
 from jobs.folders import Folder, folder_at, last_written, move, place, remove, write_whole, written
@@ -198,6 +203,20 @@ def test_small_files_are_merged_and_old_ones_deleted(folder: Folder) -> None:
     assert len(opened_again(folder).file_uris()) == 1
 
 
+def test_nothing_is_written_above_a_table(folder: Folder) -> None:
+    """Whoever may write below a path only: Arrow would mark every folder of a bucket down to the file."""
+    table = _table(folder)
+    for a in range(2):
+        _commit(table, a)
+    table.merge_small_files("{}")
+    if isinstance(folder, Path):
+        return
+    listed = httpx.get(f"{os.environ['AWS_ENDPOINT_URL']}/{folder.bucket}", params={"list-type": 2}, trust_env=False)
+    keys = re.findall("<Key>(.*?)</Key>", listed.text)
+    assert f"{folder.key}/_delta_log/00000000000000000003.json" in keys
+    assert [key for key in keys if key.endswith("/") and folder.key.startswith(key)] == []
+
+
 def test_what_no_reader_needs_is_deleted(folder: Folder) -> None:
     table = _table(folder, {"delta.deletedFileRetentionDuration": "interval 0 hours"})
     for a in range(3):
@@ -206,6 +225,35 @@ def test_what_no_reader_needs_is_deleted(folder: Folder) -> None:
     table.delete_what_no_reader_needs()
     assert len(parquet.files_in(folder)) == 1
     assert sorted(files_of(opened_again(folder), folder).to_table()["a"].to_pylist()) == [0, 1, 2]
+
+
+def test_a_bucket_that_is_not_there_is_a_sentence(store: dict[str, str]) -> None:
+    env = {**os.environ, **store, "LAKE_ROOT": "s3a://no-such-bucket/tideline"}
+    for words in (["query", "select * from rolling_sum"], ["streams", "status"]):
+        command = [sys.executable, "-m", "jobs", *words]
+        done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 1
+        said = "cannot be used: The specified bucket does not exist (NoSuchBucket); is the bucket there, and"
+        assert f"\ntideline: the lake at s3a://no-such-bucket/tideline {said}" in f"\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+
+
+def test_a_store_that_does_not_answer_is_no_damage(
+    store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way out of damage is to begin anew, which would clear what is served."""
+    for name, value in store.items():
+        monkeypatch.setenv(name, value)
+    checkpoint = Checkpoint(folder_at(store["LAKE_ROOT"]) / tmp_path.name)
+    write_whole(checkpoint.path / "metadata", b'{"id":"6d7e0c06-3d1c-4f39-a1a4-2b1f6bbd4f25"}')
+    assert checkpoint.query_id() == "6d7e0c06-3d1c-4f39-a1a4-2b1f6bbd4f25"
+    monkeypatch.setattr(Bucket, "read_bytes", _no_network)
+    with pytest.raises(OSError, match="AWS Error NETWORK_CONNECTION"):
+        checkpoint.query_id()
+
+
+def _no_network(_: Bucket) -> bytes:
+    raise OSError("AWS Error NETWORK_CONNECTION")
 
 
 def test_an_answer_that_is_lost_is_not_taken_for_another_writer(

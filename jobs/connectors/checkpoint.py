@@ -14,7 +14,7 @@ from jobs.refusal import Refusal
 Offsets = dict[str, dict[int, int]]
 
 # Whatever damage makes of a JSON document: another type, a key that is gone, an infinite number.
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
+_DAMAGE = (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def reset_command(job: str, source: str | None = None, to: str = "earliest") -> str:
@@ -146,7 +146,7 @@ def _batches(folder: Folder) -> list[int]:
 def _read(file: Folder) -> str:
     """The text of a file, if it fits the checksums that Hadoop's file system keeps beside it."""
     content, sums = file.read_bytes(), file.parent / f".{file.name}.crc"
-    if sums.exists() and not _fits(content, sums.read_bytes()):
+    if sums.is_file() and not _fits(content, sums.read_bytes()):
         raise ValueError("its checksum is another")
     return content.decode()
 

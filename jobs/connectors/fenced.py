@@ -16,7 +16,7 @@ from datetime import datetime
 from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -33,9 +33,11 @@ from jobs.refusal import Refusal
 log = logging.getLogger(__name__)
 
 SMALL_FILE_BYTES = 32 * 1024 * 1024
-_PLACED_AT_ONCE = 8
+_AT_ONCE = 8
 
 Action = AddAction | RemoveAction
+_One = TypeVar("_One")
+_Made = TypeVar("_Made")
 
 
 class OvertakenError(Refusal):
@@ -128,11 +130,15 @@ class FencedTable:
         )
 
     def place_all(self, files: Sequence[Folder]) -> list[AddAction]:
-        """Each of them; in a bucket, where one takes some requests, several at a time."""
+        """Each of them."""
+        return self._each(self.place, files)
+
+    def _each(self, work: Callable[[_One], _Made], ones: Sequence[_One]) -> list[_Made]:
+        """In a bucket, where each takes some requests, several at a time."""
         if isinstance(self.path, Path):
-            return [self.place(file) for file in files]
-        with ThreadPoolExecutor(_PLACED_AT_ONCE) as pool:
-            return list(pool.map(self.place, files))
+            return [work(one) for one in ones]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(work, ones))
 
     def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
         """Take a file out of the table; on disk it stays for readers of older versions."""
@@ -152,7 +158,13 @@ class FencedTable:
                 columns = [name for name in rows.schema.names if name != self._partition]
                 into, by = arrow_place(folder)
                 ds.write_dataset(
-                    rows.scanner(columns=columns), into, filesystem=by, format="parquet", min_rows_per_group=100_000
+                    rows.scanner(columns=columns),
+                    into,
+                    filesystem=by,
+                    format="parquet",
+                    min_rows_per_group=100_000,
+                    # In a bucket it would mark every folder above, also where we may not write.
+                    create_dir=isinstance(folder, Path),
                 )
                 actions += [self.place(file, data_change=False) for file in files_in(folder)]
                 actions += [self.removal(file, size, data_change=False) for file, size in files.items()]
@@ -169,8 +181,7 @@ class FencedTable:
         # Looked up beside this writer's own version: that one fences its next commit.
         if DeltaTable(str(self.path)).version() != self.version:
             raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
-        for file in files:
-            (self.path / file).unlink(missing_ok=True)
+        self._each(lambda file: (self.path / file).unlink(missing_ok=True), files)
 
 
 def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[str, str]) -> DeltaTable:
