@@ -15,7 +15,7 @@ from jobs.refusal import Refusal
 from jobs.settings import JVM_OPTIONS, Settings, fast_local_files
 from local.jars import pyspark_folder
 from local.java import find_java
-from local.ports import LOOPBACK, free_port
+from local.ports import LOOPBACK, free_ports
 
 WORKERS = (1, 2)
 PARTITIONS = (1, 3, 6)
@@ -41,7 +41,7 @@ class Scaled:
 @contextmanager
 def cluster(settings: Settings, workers: int, home: Path) -> Iterator[dict[str, str]]:
     """A master and its workers, one core each; the environment of a driver that uses them."""
-    port, page = free_port(), free_port()
+    port, page = free_ports(2)
     folder = home / f"cluster-{workers}"
     folder.mkdir()
     conf = {

@@ -15,6 +15,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def free_ports(count: int) -> list[int]:
+    """Several, each another one."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
+
+
 def is_free(port: int) -> bool:
     """Whether a server could listen there now."""
     with socket.socket() as probe:

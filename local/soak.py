@@ -33,7 +33,7 @@ from jobs.pipelines.spec import Pipeline, dag_id_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from local.demo import TOPICS, TRAFFIC, TRAFFIC_CONF
-from local.ports import LOOPBACK, free_port
+from local.ports import LOOPBACK, free_ports
 from local.process import marked
 from local.settings import StackSettings
 from local.stack import Report, Stack
@@ -172,7 +172,7 @@ def run(minutes: float, report: Report) -> Soaked:
 def _settings(home: Path) -> StackSettings:
     """A platform on free ports; of the user's environment only what says how large it may be."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("KAFKA_", "AIRFLOW_"))}
-    ports = [str(port) for port in _free_ports(3)]
+    ports = [str(port) for port in free_ports(3)]
     own = {
         "TIDELINE_HOME": str(home),
         "LAKE_ROOT": str(home / "lake"),
@@ -182,13 +182,6 @@ def _settings(home: Path) -> StackSettings:
         "AIRFLOW_PORT": ports[2],
     }
     return StackSettings.from_env({**env, **own})
-
-
-def _free_ports(count: int) -> set[int]:
-    found: set[int] = set()
-    while len(found) < count:
-        found.add(free_port())
-    return found
 
 
 def _start(api: AirflowApi, lake_root: Folder, report: Report) -> None:

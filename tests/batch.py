@@ -25,11 +25,12 @@ def plan(
     slices: Sequence[Slice] = (),
     reason: str = "asked for",
     later_seconds: float = LATER_SECONDS,
+    at: float | None = None,
 ) -> Planned:
-    """Plan as if it were later: nobody waits for a slice to be over."""
+    """Plan as if it were later than now, or than ``at``: nobody waits for a slice to be over."""
     request = Request(slices=tuple(slices), reason=reason) if slices else None
     with kafka.admin(settings.kafka) as client:
-        clock = lambda: time.time() + later_seconds  # noqa: E731
+        clock = lambda: (time.time() if at is None else at) + later_seconds  # noqa: E731
         return planning.make(settings.lake_root, client, pipeline, run, request, clock)
 
 

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,24 @@ def race(racer: Callable[..., None], folder: Path, *, racers: int, answers: int)
     results.close()
     results.join_thread()
     return found
+
+
+@contextmanager
+def repeated(action: Callable[[], object], every_seconds: float = 0.01) -> Iterator[None]:
+    """The same over and over, beside what the block does."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(every_seconds):
+            action()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:

@@ -28,7 +28,7 @@ from jobs.pipelines import INGEST, PIPELINES, topics
 from jobs.pipelines.slices import slice_at
 from jobs.pipelines.spec import dag_id_of
 from jobs.settings import PROJECT, KafkaSettings
-from local.ports import free_port
+from local.ports import free_ports
 from tests import oracle, processes
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
@@ -147,6 +147,10 @@ class Platform:
         """The newest driver of a stream."""
         return int(re.search(r"Epoch (\d+)", self.page(f"streams/{dag_id_of(job)}")).group(1))
 
+    def runs(self, job: str) -> bool:
+        """Whether a stream runs, and does not only start."""
+        return bool(re.search(rf"\b{job} +running\b", self.page(f"streams/{dag_id_of(job)}")))
+
     def expected(self) -> dict[tuple[int, str], tuple[Decimal, int]]:
         """What a naive reader of the topic finds in each window; nothing that was sent may be missing there."""
         records = oracle.read_topic(self.kafka.bootstrap, "numbers")
@@ -176,7 +180,7 @@ class Platform:
 
 @pytest.fixture(scope="module")
 def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
-    ports = {name: free_port() for name in (*BROKERS, "airflow", "spark")}
+    ports = dict(zip((*BROKERS, "airflow", "spark"), free_ports(5), strict=True))
     own = {name: value for name, value in os.environ.items() if not name.startswith(("KAFKA_", "AIRFLOW_", "SPARK_"))}
     env = {
         **own,
@@ -269,6 +273,7 @@ def test_windows_are_live_and_then_final_and_a_broken_slice_is_blocked(platform)
     broken = slice_at(SUM, platform.send_minute(value=BROKEN, count=20)).name
     platform.broken |= platform.expected().keys() - sound.keys()
     platform.awaits(SUM.output, platform.expected())
+    processes.wait_until(lambda: all(map(platform.runs, (INGEST, SUM.name))), "both streams run", _WAIT_SECONDS)
     states = json.loads(platform.tideline("streams", "status", INGEST, SUM.name, "--format", "json"))
     assert {state["job"]: state["state"] for state in states["streams"]} == dict.fromkeys((INGEST, SUM.name), "running")
     with platform.api() as api:
@@ -341,7 +346,8 @@ def test_the_container_of_the_drivers_dies_and_others_take_over(platform):
     platform.send_minute(halfway=lambda: platform.compose("kill", "scheduler"))
     platform.up("scheduler")
     platform.awaits(SUM.output, platform.expected())
-    assert all(platform.epoch(job) > before for job, before in epochs.items())
+    taken_over = lambda: all(platform.epoch(job) > before for job, before in epochs.items())  # noqa: E731
+    processes.wait_until(taken_over, "each stream has another driver", _WAIT_SECONDS)
 
 
 def recomputes(api: AirflowApi) -> bool:

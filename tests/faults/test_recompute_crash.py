@@ -26,7 +26,7 @@ from jobs.query import Lake
 from jobs.settings import Settings
 from tests import batch, checker, oracle, processes
 
-pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 SUM = PIPELINES["rolling_sum"]
 _DIGESTS = """
@@ -149,7 +149,7 @@ batch.{step}(Settings.from_env(), PIPELINES["rolling_sum"], {run!r})
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    assert processes.finish(process, log) == -signal.SIGKILL, log.read_text()[-3000:]
+    assert processes.finish(process, log, 300) == -signal.SIGKILL, log.read_text()[-3000:]
     assert hit.read_text().startswith(point)
 
 
@@ -164,7 +164,7 @@ def test_killed_at_every_fail_point_beside_running_streams(
     ]
     try:
         with steady(settings):
-            processes.wait_until(lambda: rows(settings) > 1000, "1,000 live events")
+            processes.wait_until(lambda: rows(settings) > 1000, "1,000 live events", 300)
             with watched(settings) as reader:
                 processes.wait_until(lambda: reader.looks > 0, "a first look")
                 kill_and_heal(settings, tmp_path)
@@ -223,7 +223,7 @@ def dies_while_pruning(
     assert oldest.name in Live.at(settings.lake_root, SUM).slices()
     ask_to_prune(settings.lake_root, SUM, slice_at(SUM, oldest.end_ms).name, [oldest.name])
     # Rows go after every sixtieth commit.
-    fast, patience = {"STREAM_TRIGGER_MS": "200"}, 300
+    fast, patience = {"STREAM_TRIGGER_MS": "200"}, 600
     driver = processes.start(settings, "live", "rolling_sum", log=log, TIDELINE_FAILPOINT=f"F8::{hit}", **fast)
     assert processes.finish(driver, log, patience) == -signal.SIGKILL
     assert hit.read_text().startswith("F8")

@@ -1,5 +1,6 @@
 """When a slice is closed, on a real broker: what holds it open, and what comes too late to move its boundary."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -134,12 +135,14 @@ def test_quiet_slices_become_final_too(spark: SparkSession, settings: Settings, 
     """The tide line must pass minutes in which nothing happened."""
     produce("numbers", [*numbers(10, ago_ms=600_000, spread_ms=1_000), *numbers(10, ago_ms=60_000, spread_ms=1_000)])
     land(settings)
-    batch.whole(settings, SUM, "run-1")
+    # Between two moments one more slice may be over.
+    at = time.time()
+    batch.whole(settings, SUM, "run-1", at=at)
     final = FinalTable.read(settings.lake_root, SUM)
     assert final is not None
     empty = [header for header in final.headers().values() if not header.rows]
     assert len(empty) >= 7
-    planned = batch.plan(settings, SUM, "run-2")
+    planned = batch.plan(settings, SUM, "run-2", at=at)
     assert planned.survey.due == ()
     assert planned.survey.tide_line_ms is not None
     judge(settings, 20)

@@ -3,7 +3,7 @@ import signal
 
 import psutil
 import pytest
-from kafka import KafkaConsumer, KafkaProducer
+from kafka import KafkaProducer
 
 from jobs.connectors.kafka import admin
 from jobs.refusal import Refusal
@@ -11,6 +11,7 @@ from jobs.settings import KafkaSettings
 from local.broker import Broker
 from local.ports import is_free
 from local.process import marked
+from tests import oracle
 
 pytestmark = pytest.mark.integration
 
@@ -24,12 +25,7 @@ def _produce(broker: Broker, value: bytes) -> None:
 
 
 def _values(broker: Broker) -> list[bytes]:
-    consumer = KafkaConsumer(
-        "t", bootstrap_servers=broker.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=3000
-    )
-    values = [record.value for record in consumer]
-    consumer.close()
-    return values
+    return [record.value for record in oracle.read_topic(broker.bootstrap, "t")]
 
 
 def _listening(process: psutil.Process) -> set[str]:

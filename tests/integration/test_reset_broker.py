@@ -142,6 +142,9 @@ def test_a_pipeline_begins_at_the_latest_record_and_at_a_time(
     produce("numbers", numbers(600))
     with kafka.admin(settings.kafka) as client:
         client.create_partitions({"numbers": 4})
+        processes.wait_until(
+            lambda: kafka.require(client, ["numbers"])["numbers"].partitions == 4, "the topic has four partitions"
+        )
     produce("numbers", [replace(record, partition=3) for record in numbers(50)])
     run_sum(settings)
     assert total(settings) == 650, "a partition that is newer than the reset is read from its first record"

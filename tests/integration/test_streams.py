@@ -174,6 +174,8 @@ def waiting(control: Control) -> int | None:
 def test_missing_topics_are_named(settings: Settings) -> None:
     with kafka.admin(settings.kafka) as client:
         client.delete_topics(["clicks"])
+        # The broker answers before it has forgotten it.
+        processes.wait_until(lambda: "clicks" not in client.list_topics(), "the topic is gone")
     with pytest.raises(Refusal, match="no topic clicks: run the DAG provision_topics"):
         ingest.run(settings, until_caught_up=True)
 

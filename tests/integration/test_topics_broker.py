@@ -21,13 +21,14 @@ from kafka.admin import ConfigResource, ScramMechanism, UserScramCredentialUpser
 
 from jobs import pipelines
 from jobs.connectors import topics
-from jobs.connectors.kafka import admin, client_options, describe, topic_ids
+from jobs.connectors.kafka import admin, client_options, describe, states, topic_ids
 from jobs.connectors.topics import Action
 from jobs.pipelines.spec import Topic
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 from local.broker import Broker
 from local.ports import LOOPBACK, free_port
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -214,6 +215,8 @@ def test_a_recreated_topic_has_another_id_and_a_missing_one_is_absent(kafka: Kaf
     with admin(kafka) as client:
         first = topic_ids(client, ["again", "missing"])
         client.delete_topics(["again"])
+        # The broker answers before it has forgotten it.
+        wait_until(lambda: "again" not in client.list_topics(), "the topic is gone")
     provision(kafka, topic("again"))
     state = describe(kafka, ["again", "missing"])
     assert set(first) == set(state) == {"again"}
@@ -240,6 +243,7 @@ def test_the_commands_plan_and_apply(kafka: KafkaSettings) -> None:
     assert {row["action"] for row in json.loads(planned.stdout)} == {"keep"}
     with admin(kafka) as client:
         client.create_partitions({"clicks": 4})
+        wait_until(lambda: states(client, ["clicks"])["clicks"].partitions == 4, "the topic has four partitions")
     refused = tideline("apply")
     assert refused.returncode == 1
     assert "4 → 3 would delete records" in " ".join(refused.stderr.split())

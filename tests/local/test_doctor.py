@@ -8,18 +8,19 @@ import pytest
 
 from jobs.refusal import Refusal
 from local import doctor
-from local.ports import free_port
+from local.ports import free_ports
 from local.settings import StackSettings
 
 
 @pytest.fixture
 def settings(tmp_path):
+    broker, controller, airflow = free_ports(3)
     return StackSettings.from_env(
         {
             "TIDELINE_HOME": str(tmp_path / "home"),
-            "KAFKA_BOOTSTRAP": f"127.0.0.1:{free_port()}",
-            "KAFKA_CONTROLLER_PORT": str(free_port()),
-            "AIRFLOW_PORT": str(free_port()),
+            "KAFKA_BOOTSTRAP": f"127.0.0.1:{broker}",
+            "KAFKA_CONTROLLER_PORT": str(controller),
+            "AIRFLOW_PORT": str(airflow),
         }
     )
 

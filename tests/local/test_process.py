@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from jobs.refusal import Refusal
-from local.process import MARKER, Service, kill, marked
+from local.process import MARKER, Service, kill, marked, session_of
 
 _SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
 _STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + _SLEEPER
@@ -118,9 +118,12 @@ def test_another_stack_is_left_alone(home, tmp_path_factory):
 def test_the_mark_is_handed_on_to_what_detaches(home):
     """What moves into a session of its own, as Spark drivers may, still bears the mark."""
     detach = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {_SLEEPER!r}], start_new_session=True)"
-    _service(home, detach).start()
-    _wait_for(lambda: [process for process in marked(home) if os.getsid(process.pid) == process.pid])
-    assert all(process.environ()[MARKER] == str(home) for process in marked(home))
+    service = _service(home, detach)
+    service.start()
+    _wait_for(lambda: "ready" in service.log.read_text())
+    (detached,) = (process for process in marked(home) if process.pid != service.session())
+    assert session_of(detached) == detached.pid
+    assert detached.environ()[MARKER] == str(home)
 
 
 def test_a_service_that_ends_while_starting_is_refused_with_its_last_words(home):

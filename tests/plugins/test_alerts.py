@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from email import message_from_bytes
 from email.message import Message
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -415,17 +416,17 @@ def test_a_stalled_stream_is_told_while_it_is_followed(
     control = Control.of(tmp_path, "rolling_sum")
     epoch = control.reserve(Owner.this_process())
 
-    def step(age: float) -> None:
-        stuck = QueryProgress(topic="numbers", stepped=time.time() - age, batch=7)
-        beat = Beat(time=time.time(), owner=Owner.this_process(), phase=Phase.RUNNING, queries=(stuck,))
+    def step(*, stuck: bool) -> None:
+        query = QueryProgress(topic="numbers", stepped=0.0 if stuck else time.time(), batch=7)
+        beat = Beat(time=time.time(), owner=Owner.this_process(), phase=Phase.RUNNING, queries=(query,))
         control.beat(epoch, replace(beat, stall_seconds=5.0))
 
     async def follow() -> None:
         trigger = StreamTrigger(lake_root=str(tmp_path), job="rolling_sum", epoch=epoch)
         firing = asyncio.ensure_future(anext(trigger.run()))
-        for age, told in ((60.0, "opened"), (0.0, "recovered")):
-            step(age)
-            await asyncio.to_thread(processes.wait_until, lambda told=told: told in str(mailbox.subjects), told)
+        for stuck, told in ((True, "opened"), (False, "recovered")):
+            with processes.repeated(partial(step, stuck=stuck), 0.1):
+                await asyncio.to_thread(processes.wait_until, lambda told=told: told in str(mailbox.subjects), told)
         control.end(epoch, Receipt(time=time.time(), clean=True, cause="stopped"))
         await asyncio.wait_for(firing, 60)
 
