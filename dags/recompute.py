@@ -63,7 +63,8 @@ for pipeline in PIPELINES.values():
         deadline=deadline(30),
         **ALERTS,
     ):
-        plan = PlanOperator(task_id="plan", pipeline=pipeline.name)
+        # Planned when there is a slot: a plan that would wait for one could take in less.
+        plan = PlanOperator(task_id="plan", pipeline=pipeline.name, **IN_RECOMPUTE_POOL)
         # One Spark at a time, however many runs a backfill has under way.
         recompute = RecomputeOperator(
             task_id="recompute", pipeline=pipeline.name, max_active_tis_per_dag=1, **IN_RECOMPUTE_POOL

@@ -1,6 +1,7 @@
 """A batch job as a task: its driver lives as long as the task does, and its words are the task's log."""
 
 import logging
+import os
 import re
 import subprocess
 from collections import deque
@@ -26,6 +27,8 @@ _REFUSAL = "tideline: "
 logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 # What Java says at every start of Spark.
 _NOISE = ("WARNING: Using incubator modules: jdk.incubator.vector",)
+# An account steps back behind streams and publishes where processors are short, and still comes to its end.
+_ACCOUNT_NICE = 5
 _KEPT_LINES = 30
 _END_SECONDS = 4.0
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ")
@@ -71,10 +74,11 @@ class BatchJobOperator(PipelineOperator):
         self.application = APPLICATION
         self._process: subprocess.Popen[str] | None = None
 
-    def submit(self, *arguments: str, events: int | None = None) -> None:
+    def submit(self, *arguments: str, events: int | None = None, nice: int = 0) -> None:
         """Run a driver to its end. What it refuses fails for good, whatever else it fails of is tried again.
 
         ``events``: how many it is about, if that is known; with few it is made to start quickly, not to run quickly.
+        ``nice``: how far it steps back behind others on this machine.
         """
         command, environment = submission(
             arguments,
@@ -87,6 +91,8 @@ class BatchJobOperator(PipelineOperator):
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # In the task's own process group: what ends the task ends the driver.
         with subprocess.Popen(command, env=environment, text=True, errors="replace", **pipes) as self._process:
+            # What it starts is as nice as it is.
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
             last = self._say(self._process)
         if self._process.returncode == 0:
             return
@@ -125,7 +131,8 @@ class AccountOperator(BatchJobOperator):
     def execute(self, context: Context) -> None:
         """One Spark job for all slices that have no account yet."""
         run_id, link = context["dag_run"].run_id, context["ti"].log_url
-        self.submit("account", self.pipeline, "--run", run_id, "--link", link, events=self._events())
+        words = ("account", self.pipeline, "--run", run_id, "--link", link)
+        self.submit(*words, events=self._events(), nice=_ACCOUNT_NICE)
 
     def _events(self) -> int:
         """How many events fall into windows of the slices that have no account yet, as the ledger knows them."""
