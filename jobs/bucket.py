@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import NamedTuple, Self
 
-from deltalake.exceptions import DeltaError
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 from pyarrow.fs import FileInfo, FileSelector, FileType, S3FileSystem
@@ -149,7 +148,7 @@ class Bucket:
 def reason_of(error: Exception) -> str | None:
     """Why a store was of no use, in few words: it is not reached, refuses, has no such bucket. None: it is not that."""
     # Arrow and delta-rs have no type of their own for it; what a disk says has a number.
-    if not isinstance(error, BaseError | DeltaError | OSError) or getattr(error, "errno", None) is not None:
+    if not isinstance(error, BaseError | OSError) or getattr(error, "errno", None) is not None:
         return None
     text = str(error).partition("Debug source:")[0].strip()
     if said := re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", text):

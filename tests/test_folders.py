@@ -20,6 +20,7 @@ from jobs.connectors.fenced import FencedTable, OvertakenError, files_of, opened
 from jobs.folders import Folder, folder_at, last_written, move, place, remove, write_whole, written
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
+from local.ports import free_port
 from tests.object_store import losing_answers, serving
 
 
@@ -236,6 +237,16 @@ def test_a_bucket_that_is_not_there_is_a_sentence(store: dict[str, str]) -> None
         said = "cannot be used: The specified bucket does not exist (NoSuchBucket); is the bucket there, and"
         assert f"\ntideline: the lake at s3a://no-such-bucket/tideline {said}" in f"\n{done.stderr}"
         assert "Traceback" not in done.stderr
+
+
+def test_a_store_that_does_not_answer_a_job_is_no_refusal(store: dict[str, str]) -> None:
+    """A task whose job is refused is not tried again."""
+    env = {**os.environ, **store, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}
+    command = [sys.executable, "-m", "jobs", "recompute", "rolling_sum", "--run", "a run"]
+    done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "Connection refused" in done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.startswith("tideline: ")]
 
 
 def test_a_store_that_does_not_answer_is_no_damage(

@@ -145,8 +145,16 @@ def _batches(folder: Folder) -> list[int]:
 
 def _read(file: Folder) -> str:
     """The text of a file, if it fits the checksums that Hadoop's file system keeps beside it."""
-    content, sums = file.read_bytes(), file.parent / f".{file.name}.crc"
-    if sums.is_file() and not _fits(content, sums.read_bytes()):
+    try:
+        content, sums = file.read_bytes(), file.parent / f".{file.name}.crc"
+        sound = not sums.is_file() or _fits(content, sums.read_bytes())
+    except OSError as error:
+        # What is gone is damage; of a store no error has a number, and none says anything about the checkpoint.
+        if isinstance(error, FileNotFoundError) or error.errno is None:
+            raise
+        cannot = f"checkpoint file {file} cannot be read ({error.strerror})"
+        raise Refusal(f"{cannot}: mend the disk or the rights to it") from error
+    if not sound:
         raise ValueError("its checksum is another")
     return content.decode()
 

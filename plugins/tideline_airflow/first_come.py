@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _LARGEST = 2**31 - 1
 # All runs of a backfill come into being at once, and several of them are under way: they would keep everybody waiting.
 _BACKFILL_LATER_SECONDS = 365 * 24 * 3600
+# What was planned is computed before anything else is planned: weights tell seconds apart, and runs begin together.
+_BEGUN_SOONER_SECONDS = 60
 
 
 class FirstCome(PriorityWeightStrategy):
@@ -25,4 +27,6 @@ class FirstCome(PriorityWeightStrategy):
     def get_weight(self, ti: "TaskInstance") -> int:
         """Asked when a task's run begins, and again when it is cleared."""
         is_backfill = DagRunType.from_run_id(ti.run_id) is DagRunType.BACKFILL_JOB
-        return _LARGEST - int(time.time()) - (_BACKFILL_LATER_SECONDS if is_backfill else 0)
+        later = _BACKFILL_LATER_SECONDS if is_backfill else 0
+        sooner = _BEGUN_SOONER_SECONDS if ti.task and ti.task.upstream_task_ids else 0
+        return _LARGEST - int(time.time()) - later + sooner

@@ -246,6 +246,15 @@ def test_files_that_are_gone_are_missed(path: Path, damage: Callable[[Path], Non
         Checkpoint(path).check()
 
 
+@pytest.mark.parametrize("name", ["metadata", "offsets/2", "commits/1"])
+def test_what_the_disk_does_not_give_is_no_damage(path: Path, name: str) -> None:
+    """The way out of damage clears what is served; here the disk is to be mended."""
+    (path / name).unlink()
+    (path / name).mkdir()
+    with pytest.raises(Refusal, match=rf"{name} cannot be read \(Is a directory\): mend the disk"):
+        Checkpoint(path).check()
+
+
 def test_what_spark_purged_is_not_missed(path: Path) -> None:
     """It keeps the newest hundred; of two that remain the older one is only where the newer begins."""
     delete("offsets/0", "commits/0")(path)

@@ -9,9 +9,10 @@ from tideline_airflow.first_come import FirstCome
 NOW = 1_800_000_000.0
 
 
-def weight_at(moment: float, run: str = "scheduled__2026-11-19T15:23:00+00:00") -> int:
+def weight_at(moment: float, run: str = "scheduled__2026-11-19T15:23:00+00:00", after: frozenset = frozenset()) -> int:
+    ti = SimpleNamespace(run_id=run, task=SimpleNamespace(upstream_task_ids=after))
     with mock.patch.object(time, "time", return_value=moment):
-        return FirstCome().get_weight(SimpleNamespace(run_id=run))
+        return FirstCome().get_weight(ti)
 
 
 def test_the_earlier_weighs_more():
@@ -25,6 +26,13 @@ def test_a_backfill_takes_what_the_others_leave():
     assert of_backfill == sorted(of_backfill, reverse=True)
     for run in ("scheduled__x", "manual__x", "asset_triggered__x"):
         assert weight_at(NOW + 30 * day, run) > of_backfill[0]
+
+
+def test_what_was_planned_is_computed_before_anything_else_is_planned():
+    """Runs that begin in one second tie, and the database would choose."""
+    for run in ("scheduled__x", "backfill__x"):
+        assert weight_at(NOW, run, frozenset({"plan"})) > weight_at(NOW, run)
+    assert weight_at(NOW, "backfill__x", frozenset({"plan"})) < weight_at(NOW + 3600)
 
 
 def test_it_fits_into_airflows_column_for_a_while():
