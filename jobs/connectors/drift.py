@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.control import Control
-from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, said_at, value_of
+from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.final import TIME, arrow_type, columns_of
 from jobs.connectors.parquet import files_in, write
 from jobs.connectors.tables import PRUNE, Note, note_at
@@ -88,10 +88,6 @@ class _DayTable(FencedTable):
     def files(self) -> dict[str, int]:
         """What it consists of."""
         return files_with_sizes(self._table)
-
-    def said(self) -> dict[str, Any]:
-        """What its newest commit says of itself."""
-        return dict(json.loads(said_at(self.path, self.version).get("userMetadata") or "{}"))
 
     def rows(self, columns: Sequence[str], where: ds.Expression) -> pa.Table:
         """Some of its rows."""
@@ -165,7 +161,7 @@ class Accounts:
 
     def _left_over(self) -> list[Any]:
         """What an account wrote that died before its totals."""
-        said, files = self._drift.said(), self._drift.files
+        said, files = next((words for _, words in self._drift.words()), {}), self._drift.files
         if {(slice_, version) for slice_, version in said.get("accounts", ())} <= self.done():
             return []
         return [self._drift.removal(file, files[file]) for file in said["files"] if file in files]

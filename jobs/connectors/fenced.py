@@ -100,6 +100,12 @@ class FencedTable:
                 raise OvertakenError(f"another writer has committed to {self.path}: this one ends") from error
         self._see_own_commit()
 
+    def words(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What was given to each commit to say, from this version back."""
+        return (
+            (number, json.loads(each.get("userMetadata") or "{}")) for number, each in said(self.path, self.version)
+        )
+
     def _is_there(self, attempt: str) -> bool:
         """Whether the next version is this very commit: a client asks a store again when the answer is lost."""
         return said_at(self.path, self.version + 1).get("attempt") == attempt

@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.connectors.fenced import Action, FencedTable, dataset, files_with_sizes, opened, said, value_of
+from jobs.connectors.fenced import Action, FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.parquet import footer, read, write
 from jobs.connectors.states import Header
 from jobs.folders import Folder
@@ -225,8 +225,8 @@ class FinalTable(FencedTable):
     def published_at(self, slice_: str, version: int) -> int | None:
         """A version of the table that has this version of a slice, as far back as the log goes."""
         replaced: int | None = None
-        for number, entry in said(self.path, self.version):
-            brought = json.loads(entry.get("userMetadata") or "{}").get("versions", {}).get(slice_, 0)
+        for number, words in self.words():
+            brought = words.get("versions", {}).get(slice_, 0)
             if brought == version:
                 return number
             if brought > version:

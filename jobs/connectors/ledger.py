@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, said, value_of
+from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.final import TIME
 from jobs.connectors.parquet import write
 from jobs.connectors.states import Boundary, Counted, Entry, State
@@ -78,8 +78,7 @@ class Ledger(FencedTable):
     def counted(self) -> Counted | None:
         """How far late events were counted when it was written last; none before the first count."""
         # Each line's commit hands it on; making the table says nothing.
-        words = (json.loads(entry.get("userMetadata") or "{}") for _, entry in said(self.path, self.version))
-        counted = next((each["counted"] for each in words if "counted" in each), None)
+        counted = next((words["counted"] for _, words in self.words() if "counted" in words), None)
         return Counted.from_json(counted) if counted else None
 
     def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
