@@ -3,6 +3,7 @@
 All else they can: whoever has a folder looks, reads and writes by the methods of `pathlib`, which both kinds have.
 """
 
+import os
 import re
 import shutil
 import uuid
@@ -43,24 +44,71 @@ def place(file: Folder, target: Folder, *, keep: bool = False) -> None:
         file.copy_to(_too(target))
 
 
+def make_durable(*paths: Folder) -> None:
+    """Keep files, and the names in folders, through a power cut. A bucket keeps all that it has taken.
+
+    A file is durable when its content is, and the name in its folder, too.
+    """
+    for path in paths:
+        if isinstance(path, Path):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def make_folder(folder: Folder) -> None:
+    """Make a folder and those above it, if need be; on a disk their names are durable."""
+    if not isinstance(folder, Path) or folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    make_durable(folder.parent)
+
+
 @contextmanager
-def whole(file: Folder) -> Iterator[Folder]:
+def whole(file: Folder, *, durable: bool = True) -> Iterator[Folder]:
     """Where to write a file, or to write it anew, so that a reader sees all of it or what was there before."""
     if not isinstance(file, Path):
         # Nothing of a file is there before its end is written.
         yield file
         return
-    new = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    new = _beside(file)
     try:
         yield new
+        if durable:
+            make_durable(new)
         new.replace(file)
+        if durable:
+            make_durable(file.parent)
     finally:
         new.unlink(missing_ok=True)
 
 
-def write_whole(file: Folder, content: bytes) -> None:
+def create_whole(file: Path, content: bytes) -> bool:
+    """Write a small file on a disk as a whole, unless it is there already; whether it was written now."""
+    new = _beside(file)
+    try:
+        new.write_bytes(content)
+        make_durable(new)
+        file.hardlink_to(new)
+        make_durable(file.parent)
+    except FileExistsError:
+        return False
+    finally:
+        new.unlink(missing_ok=True)
+    return True
+
+
+def _beside(file: Path) -> Path:
+    """A name that listings pass over."""
+    return file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+
+
+def write_whole(file: Folder, content: bytes, *, durable: bool = True) -> None:
     """Write a small file as a whole."""
-    with whole(file) as new:
+    with whole(file, durable=durable) as new:
         new.write_bytes(content)
 
 

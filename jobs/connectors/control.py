@@ -40,6 +40,7 @@ from jobs.connectors.epochs import (
     health,
     next_step,
 )
+from jobs.connectors.incidents import report_of
 from jobs.folders import Folder
 from jobs.pipelines.spec import control_of
 from jobs.refusal import Refusal
@@ -74,7 +75,7 @@ class Control:
     @classmethod
     def of(cls, lake_root: Folder, job: str) -> "Control":
         """The folder of a job below the lake's root."""
-        return cls(Documents.at(lake_root / control_of(job)), job)
+        return cls(Documents.at(lake_root / control_of(job), report_of(lake_root)), job)
 
     def newest(self) -> int:
         """The epoch that holds; 0 if nobody ever did."""
@@ -171,8 +172,8 @@ class Control:
         return self.documents.create(_name("driver", number), asdict(owner))
 
     def beat(self, number: int, beat: Beat) -> None:
-        """Show that an epoch lives."""
-        self.documents.replace(_name("heartbeat", number), asdict(beat))
+        """Show that an epoch lives. After a power cut it does not, so its heartbeat need not be durable."""
+        self.documents.replace(_name("heartbeat", number), asdict(beat), durable=False)
 
     def ask_to_stop(self, number: int, stop: Stop) -> None:
         """Ask the driver of an epoch to end; a later request takes the place of an earlier one."""

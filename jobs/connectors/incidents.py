@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from jobs.connectors.documents import Documents
+from jobs.connectors.documents import UNREADABLE, Documents, Report
 from jobs.folders import Folder
 from jobs.pipelines.spec import INCIDENTS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
 
 # News of an open incident is kept once an hour: one that repeats every few minutes needs no line for each time.
@@ -65,6 +67,11 @@ def failed_run(dag_id: str) -> str:
 def missed_deadline(dag_id: str) -> str:
     """The key of a DAG with a run that is late."""
     return f"dag.{dag_id}.deadline"
+
+
+def unreadable(name: str) -> str:
+    """The key of a small file that could not be read and was given up."""
+    return f"document.{name}.unreadable"
 
 
 class Happening(StrEnum):
@@ -304,6 +311,19 @@ class Incidents:
         return self._documents.create(
             _word(row.key, row.newest + 1), document if link is None else {**document, "link": link}
         )
+
+
+def report_of(lake_root: Folder) -> Report:
+    """How people are told of a small file that could not be read: an incident that is over at once."""
+
+    def report(file: "Path") -> None:
+        incidents, name = Incidents.of(lake_root), str(file.relative_to(str(lake_root)))
+        key = unreadable(name.replace("/", "."))
+        copies = file.parent / UNREADABLE
+        incidents.open(key, f"{name} could not be read, as after a power cut; a copy is kept in {copies}")
+        incidents.close(key, "it was given up, and work goes on without it")
+
+    return report
 
 
 def _seen(dag_id: str) -> str:

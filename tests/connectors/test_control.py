@@ -742,9 +742,9 @@ class Full(Documents):
         self._refuse(name)
         return super().create(name, document)
 
-    def replace(self, name: str, document: dict[str, Any]) -> None:
+    def replace(self, name: str, document: dict[str, Any], *, durable: bool = True) -> None:
         self._refuse(name)
-        super().replace(name, document)
+        super().replace(name, document, durable=durable)
 
     def _refuse(self, name: str) -> None:
         if self.armed.is_set() and name.startswith(self.kind) and self.refused:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from obstore.store import LocalStore, MemoryStore, ObjectStore
+from obstore.store import MemoryStore, ObjectStore
 
-from jobs.connectors.documents import Documents
+from jobs.connectors.documents import UNREADABLE, Documents
 from tests import processes
 
 NAME = "lease-0000000001"
-STORES: dict[str, Callable[[Path], ObjectStore]] = {
-    "folder": lambda path: LocalStore(path, mkdir=True),
+STORES: dict[str, Callable[[Path], Path | ObjectStore]] = {
+    "folder": lambda path: path,
     "object store": lambda path: MemoryStore(),
 }
 
@@ -97,18 +97,25 @@ def test_the_folder_is_made_and_holds_one_file_per_document(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b'{"time": 12', b"\xff\xfe"], ids=repr)
 def test_what_a_power_cut_left_is_no_document_and_takes_its_name(content: bytes, tmp_path: Path) -> None:
-    documents = Documents.at(tmp_path)
+    told = list[Path]()
+    documents = Documents.at(tmp_path, told.append)
     (tmp_path / NAME).write_bytes(content)
-    assert documents.read(NAME) is None
+    assert [documents.read(NAME) for _ in range(3)] == [None] * 3
+    assert told == [tmp_path / NAME], "people are told once"
+    (copy,) = (tmp_path / UNREADABLE).iterdir()
+    assert copy.read_bytes() == content
+    assert documents.names() == [NAME]
     assert not documents.create(NAME, {})
     documents.replace(NAME, {"time": 12})
     assert documents.read(NAME) == {"time": 12}
 
 
 def test_what_a_killed_writer_left_is_no_document(tmp_path: Path) -> None:
-    """The store writes beside the name, and renames: one that dies in between leaves only what is beside it."""
+    """A document is written beside its name first: a writer that dies in between leaves only what is beside it."""
     documents = Documents.at(tmp_path)
-    (tmp_path / f"{NAME}#1").write_text('{"half": ')
+    # The second is the name that earlier versions have used.
+    for left in (f".{NAME}.5f3a", f"{NAME}#1"):
+        (tmp_path / left).write_text('{"half": ')
     assert documents.names() == []
     assert documents.create(NAME, {"whole": True})
     assert documents.names() == [NAME]

@@ -7,7 +7,7 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-from obstore.store import LocalStore, MemoryStore
+from obstore.store import MemoryStore
 
 from jobs.connectors import incidents as module
 from jobs.connectors.documents import Documents
@@ -32,7 +32,7 @@ KEY = "stream.ingest.crash-loop"
 
 @pytest.fixture(params=["folder", "object store"])
 def documents(request: pytest.FixtureRequest, tmp_path: Path) -> Documents:
-    return Documents(LocalStore(tmp_path / INCIDENTS, mkdir=True) if request.param == "folder" else MemoryStore())
+    return Documents(tmp_path / INCIDENTS if request.param == "folder" else MemoryStore())
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ class Beaten(Documents):
     """Between a look at what is there and the next word another one speaks."""
 
     def __init__(self, documents: Documents) -> None:
-        super().__init__(documents._store)
+        super().__init__(documents._place)
         self.other: Callable[[], object] | None = None
 
     def names(self) -> list[str]:
