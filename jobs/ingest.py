@@ -16,7 +16,7 @@ from jobs.connectors.kafka import TopicState, admin, latest, require
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import TableWriter, last_note
 from jobs.folders import Folder
-from jobs.microbatch import Batch, MicroBatches
+from jobs.microbatch import Batch, MicroBatches, write_counted
 from jobs.pipelines import INGEST, SOURCES
 from jobs.pipelines.spec import Source
 from jobs.settings import Settings
@@ -60,13 +60,16 @@ def _run_queries(
         records = streams.read(spark, settings.kafka, source.name, max_offsets=max_offsets, begins=begin.begins)
         events = landed(records, source)
         checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
+        path, schema = settings.lake_root / source.events_table, streams.arrow_schema(events)
+        # To open a table may change it.
+        lease.check()
         batches = MicroBatches(
             job=INGEST,
             topic=source.name,
             fingerprint=None,
             lease=lease,
             checkpoint=checkpoint,
-            table=TableWriter.open(settings.lake_root / source.events_table, streams.arrow_schema(events), "hour"),
+            table=TableWriter.open(path, schema, "hour", epoch=lease.epoch),
             client=client,
             cluster_id=begin.topic.cluster_id,
             topic_id=begin.topic.topic_id,
@@ -89,5 +92,5 @@ def landed(records: DataFrame, source: Source) -> DataFrame:
     return parse(records, source).withColumn("hour", hour)
 
 
-def _stage(events: DataFrame, folder: Folder, _batch: Batch) -> None:
-    events.write.partitionBy("hour").parquet(str(folder))
+def _stage(events: DataFrame, folder: Folder, _batch: Batch) -> int:
+    return write_counted(events, "hour", folder)

@@ -17,7 +17,7 @@ from jobs.connectors.parquet import write
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import PRUNE, TableWriter, last_note
 from jobs.folders import Folder
-from jobs.microbatch import Batch, MicroBatches
+from jobs.microbatch import Batch, MicroBatches, write_counted
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 from jobs.settings import Settings, binding_conf
 from jobs.transforms.aggregate import aggregate
@@ -83,9 +83,14 @@ def _run_query(
             live = live.withColumns({"finality": F.lit("live"), "version": F.lit(0)})
             streams.send(messages(live, pipeline), settings.kafka, pipeline.output)
 
-    def stage(updates: DataFrame, folder: Folder, batch: Batch) -> None:
-        _rows(updates, lease, batch, pipeline).write.partitionBy("slice").parquet(str(folder))
+    def stage(updates: DataFrame, folder: Folder, batch: Batch) -> int:
+        rows = write_counted(_rows(updates, lease, batch, pipeline), "slice", folder)
         _write_batch_row(folder, lease, batch, pipeline)
+        return rows + 1
+
+    path, schema = settings.lake_root / pipeline.live_table, _table_schema(windows)
+    # To open a table may change it.
+    lease.check()
 
     batches = MicroBatches(
         job=pipeline.name,
@@ -93,7 +98,7 @@ def _run_query(
         fingerprint=pipeline.fingerprint,
         lease=lease,
         checkpoint=checkpoint,
-        table=TableWriter.open(settings.lake_root / pipeline.live_table, _table_schema(windows), "slice"),
+        table=TableWriter.open(path, schema, "slice", epoch=lease.epoch),
         client=client,
         cluster_id=start.topic.cluster_id,
         topic_id=start.topic.topic_id,

@@ -8,13 +8,13 @@ from threading import Lock
 
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F
 
 from jobs.connectors.checkpoint import Checkpoint, Planned
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import topic_ids
-from jobs.connectors.parquet import files_in
-from jobs.connectors.tables import Note, Ranges, TableWriter
+from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder
 from jobs.refusal import Refusal
@@ -38,6 +38,14 @@ class Batch:
     late_watermark_ms: int
 
 
+def write_counted(frame: DataFrame, partition: str, folder: Folder) -> int:
+    """Write a frame, a folder for each value of a column; how many rows Spark has written, by its own count."""
+    counted = Observation()
+    observed = frame.observe(counted, F.count(F.lit(1)).alias("rows"))
+    observed.write.partitionBy(partition).parquet(str(folder))
+    return int(counted.get["rows"])
+
+
 @dataclass(kw_only=True)
 class MicroBatches:
     """The `foreachBatch` function of one streaming query."""
@@ -52,7 +60,8 @@ class MicroBatches:
     cluster_id: str
     topic_id: str
     begins: dict[int, int]
-    stage: Callable[[DataFrame, Folder, Batch], None]
+    # Writes a micro-batch into a folder, and returns how many rows that are.
+    stage: Callable[[DataFrame, Folder, Batch], int]
     announce: Callable[[list[Folder], Batch], None] | None = None
     # Slices whose rows nobody needs any more.
     superseded: Callable[[], Collection[str]] = tuple
@@ -92,9 +101,9 @@ class MicroBatches:
         self.lease.check()
         batch = self._batch(number)
         folder = self.table.new_stage()
-        self.stage(frame, folder, batch)
+        staged = Manifest.of(folder, self.stage(frame, folder, batch))
         reach(FailPoint.STAGED, number)
-        files = self._commit(folder, batch)
+        files = self._commit(staged, batch)
         reach(FailPoint.TABLE_COMMITTED, number)
         if self.announce:
             # One that slept since its commit would send old numbers after its successor's newer ones.
@@ -105,14 +114,14 @@ class MicroBatches:
         self.lease.check()
         self.table.tend(self.superseded)
 
-    def _commit(self, folder: Folder, batch: Batch) -> list[Folder]:
+    def _commit(self, staged: Manifest, batch: Batch) -> list[Folder]:
         if self.table.has(batch.note.write_id, batch.number):
             log.info("batch %d is in %s already: it is not written again", batch.number, self.table.path.name)
-            return files_in(folder)
+            return list(staged.files)
         # Kafka may take its time: the lease is looked at last.
         self._check_topic()
         self.lease.check()
-        return self.table.commit(folder, batch.note)
+        return self.table.commit(staged, batch.note)
 
     def _batch(self, number: int) -> Batch:
         plan = self.checkpoint.planned(number)

@@ -23,7 +23,7 @@ from jobs.connectors.parquet import write
 from jobs.connectors.planning import writing
 from jobs.connectors.states import Boundary, Counted, Entry, Header, State, reconciled
 from jobs.connectors.streams import arrow_schema
-from jobs.connectors.tables import Note, Ranges, TableWriter
+from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
 from jobs.folders import Folder
 from jobs.ingest import landed
 from jobs.pipelines import INGEST, PIPELINES
@@ -82,7 +82,7 @@ class MadeLake:
 
     def land(self, schema: pa.Schema, stretches: Iterable[Stretch]) -> int:
         """Write events as `ingest` does; how many there are then in each partition."""
-        writer = TableWriter.open(self.settings.lake_root / _SOURCE.events_table, schema, "hour")
+        writer = TableWriter.open(self.settings.lake_root / _SOURCE.events_table, schema, "hour", epoch=1)
         partitions, total = self.topic.partitions, 0
         named = {"topic": _SOURCE.name, "partitions": partitions, "keys": KEYS}
         parts = (part for stretch in stretches for part in _parts(stretch, partitions))
@@ -92,7 +92,7 @@ class MadeLake:
                 folder = stage / f"hour={datetime.fromtimestamp(from_ms / 1000, UTC):%Y-%m-%dT%H}"
                 query = _EVENTS.format(**named, from_ms=from_ms, to_ms=to_ms, first=total, count=count)
                 _write(_rows(database, query, schema), folder, drop="hour")
-                writer.commit(stage, self._note(INGEST, batch, total, total + count))
+                writer.commit(Manifest.of(stage), self._note(INGEST, batch, total, total + count))
                 writer.tend()
                 writer.discard(stage)
                 total += count
@@ -101,7 +101,7 @@ class MadeLake:
     def show_live(self, slices: Sequence[Slice], as_of_ms: int) -> None:
         """Write live rows as a stream does: every window twice, and a row for each micro-batch."""
         schema = live_schema(PIPELINE)
-        writer = TableWriter.open(self.settings.lake_root / PIPELINE.live_table, schema, "slice")
+        writer = TableWriter.open(self.settings.lake_root / PIPELINE.live_table, schema, "slice", epoch=1)
         step_ms = _LIVE_BATCH_SECONDS * 1000
         starts = [at for slice_ in slices for at in range(slice_.start_ms, slice_.end_ms, step_ms)]
         with _database() as database:
@@ -113,7 +113,7 @@ class MadeLake:
                     _write(rows, stage / f"slice={slice_at(PIPELINE, from_ms).name}", drop="slice")
                 about = _signed(_nulls(schema, 1), {**signed, "offsets": "{}", "watermark": _time(start)})
                 _write(about, stage / f"slice={BATCHES_SLICE}", drop="slice")
-                writer.commit(stage, self._note(PIPELINE.name, batch, batch, batch + 1))
+                writer.commit(Manifest.of(stage), self._note(PIPELINE.name, batch, batch, batch + 1))
                 writer.tend()
                 writer.discard(stage)
 

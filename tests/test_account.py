@@ -21,7 +21,7 @@ from jobs.connectors.final import TIME, FinalTable, Publication, columns_of
 from jobs.connectors.incidents import Incidents, unexplained
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.states import Counted, Entry, Header, State
-from jobs.connectors.tables import PRUNE, Note, Ranges, TableWriter
+from jobs.connectors.tables import PRUNE, Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_at
 from jobs.pipelines.spec import Pipeline, Window
@@ -69,7 +69,7 @@ class Made:
             self.publish(name, rows, offsets)
 
     def land(self, events: Iterable[Event], batch: int = 0) -> None:
-        writer = TableWriter.open(self.root / "events" / "numbers", EVENTS, "hour")
+        writer = TableWriter.open(self.root / "events" / "numbers", EVENTS, "hour", epoch=1)
         found = list(events)
         rows = [
             {"topic": "numbers", "partition": e.partition, "offset": e.offset, "key": e.name, "id": e.id}
@@ -80,10 +80,10 @@ class Made:
         stage = writer.new_stage()
         write(stage / f"hour={at(T0):%Y-%m-%dT%H}", pa.Table.from_pylist(rows, schema))
         ends = {p: max(e.offset + 1 for e in found if e.partition == p) for p in {e.partition for e in found}}
-        writer.commit(stage, note("ingest", batch, {p: (0, end) for p, end in ends.items()}))
+        writer.commit(Manifest.of(stage), note("ingest", batch, {p: (0, end) for p, end in ends.items()}))
 
     def stream(self, number: int, batch: Batch, rows: Iterable[tuple[Any, ...]]) -> None:
-        writer = TableWriter.open(self.root / self.pipeline.live_table, LIVE, "slice")
+        writer = TableWriter.open(self.root / self.pipeline.live_table, LIVE, "slice", epoch=1)
         stage = writer.new_stage()
         by_slice: dict[str, list[dict[str, Any]]] = {}
         names = [*columns_of(self.pipeline).names, "epoch", "batch", "as_of"]
@@ -98,7 +98,7 @@ class Made:
         line |= {"fingerprint": self.pipeline.fingerprint, "offsets": json.dumps(dict(batch.ranges))}
         schema = pa.schema([field for field in LIVE if field.name in line])
         write(stage / "slice=batches", pa.Table.from_pylist([line], schema))
-        writer.commit(stage, note("rolling_sum", number, batch.ranges, self.pipeline.fingerprint))
+        writer.commit(Manifest.of(stage), note("rolling_sum", number, batch.ranges, self.pipeline.fingerprint))
 
     def publish(
         self, name: str, rows: Iterable[tuple[Any, ...]], offsets: Mapping[int, int], version: int = 1, **more: Any
@@ -313,7 +313,7 @@ def test_slices_without_any_event_have_their_account_too(spark: SparkSession, ma
     made.land(scene.events)
     made.publish("20200101T000000Z", [], {0: 3})
     # A live table that was reset and never written since: it has no columns, and says where the stream will begin.
-    reset = TableWriter.open(made.root / "live" / "rolling_sum", None, "slice")
+    reset = TableWriter.open(made.root / "live" / "rolling_sum", None, "slice", epoch=1)
     reset.reset(replace(note("rolling_sum", 0, {0: (0, 3)}), batch=None), clear=True)
     made.account()
     assert made.slices() == [("20200101T000000Z", 1, 0, 0, 0, None)]
@@ -352,7 +352,7 @@ def streamed(made: Made, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 def prune(made: Made) -> set[str]:
     """What the live job does with the request; the slices that still have rows."""
-    writer = TableWriter.open(made.root / made.pipeline.live_table, LIVE, "slice")
+    writer = TableWriter.open(made.root / made.pipeline.live_table, LIVE, "slice", epoch=1)
     writer.prune((made.asked() or {}).get("slices", ()))
     return Live.at(made.root, made.pipeline).slices()
 
@@ -484,7 +484,7 @@ def test_small_files_are_merged_and_nothing_is_lost(streamed: Made, monkeypatch:
 
 
 def test_the_live_job_prunes_when_it_tends(streamed: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = TableWriter.open(streamed.root / "live" / "rolling_sum", LIVE, "slice")
+    writer = TableWriter.open(streamed.root / "live" / "rolling_sum", LIVE, "slice", epoch=1)
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", writer.version + 1)
     writer.tend(lambda: [FIRST.name])
     assert Live.at(streamed.root, PIPELINE).slices() == ALL_SLICES

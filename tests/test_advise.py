@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.advise import advise
-from jobs.connectors.tables import Note, Ranges, TableWriter
+from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
@@ -30,7 +30,7 @@ def at(ms: int) -> datetime:
 
 def land(lake_root: Path, events: Iterable[tuple[int, int]]) -> None:
     """Events as (arrival, event time), both in milliseconds after T0."""
-    writer = TableWriter.open(lake_root / "events" / "numbers", EVENTS, "hour")
+    writer = TableWriter.open(lake_root / "events" / "numbers", EVENTS, "hour", epoch=1)
     rows = [
         {"topic": "numbers", "partition": 0, "offset": n, "arrival_time": at(T0 + arrival), "event_time": at(T0 + time)}
         | {"key": "a", "id": n, "value": Decimal(1)}
@@ -41,7 +41,10 @@ def land(lake_root: Path, events: Iterable[tuple[int, int]]) -> None:
     schema = pa.schema([field for field in EVENTS if field.name in rows[0]])
     pq.write_table(pa.Table.from_pylist(rows, schema), file)
     topics = {"numbers": Ranges(topic_id="t", offsets={0: (0, len(rows))})}
-    writer.commit(file.parent.parent, Note(job="ingest", write_id="w", batch=0, epoch=1, cluster_id="c", topics=topics))
+    writer.commit(
+        Manifest.of(file.parent.parent),
+        Note(job="ingest", write_id="w", batch=0, epoch=1, cluster_id="c", topics=topics),
+    )
 
 
 def test_in_order_nothing_is_late_and_no_delay_is_needed(tmp_path: Path) -> None:

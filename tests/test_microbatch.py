@@ -45,7 +45,7 @@ class Scene:
     def __init__(self, lake_root: Path, checkpoint: Path) -> None:
         self.control = Control.of(lake_root, "rolling_sum")
         self.lease = Lease.acquire(self.control, {})
-        self.table = TableWriter.open(lake_root / "table", SCHEMA, "slice")
+        self.table = TableWriter.open(lake_root / "table", SCHEMA, "slice", epoch=1)
         self.checkpoint = Checkpoint(checkpoint)
         self.overtaken_at = ""
         self.sent: list[int] = []
@@ -73,11 +73,12 @@ class Scene:
             self.control.end(self.lease.epoch, Receipt(time=time.time(), clean=False, cause="it slept"))
             self.control.reserve(Owner.this_process())
 
-    def _stage(self, _frame: Any, folder: Path, _batch: Batch) -> None:
+    def _stage(self, _frame: Any, folder: Path, _batch: Batch) -> int:
         for number in range(2):
             file = folder / "slice=a" / f"{number}.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.table({"number": [number]}), file)
+        return 2
 
     def _announce(self, files: list[Path], batch: Batch) -> None:
         assert len(files) == 2

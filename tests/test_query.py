@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.connectors.tables import Note, Ranges, TableWriter
+from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
 from jobs.query import Lake, as_csv, as_json, as_text
 from jobs.refusal import Refusal
 
@@ -61,7 +61,7 @@ class Table:
     """A table of the lake, written as its job writes it."""
 
     def __init__(self, path: Path, schema: pa.Schema, partition: str) -> None:
-        self.writer = TableWriter.open(path, schema, partition)
+        self.writer = TableWriter.open(path, schema, partition, epoch=1)
         self.schema, self.partition, self.batch = schema, partition, 0
 
     def append(self, *rows: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Table:
             pq.write_table(pa.Table.from_pylist([row], pa.schema([self.schema.field(name) for name in row])), file)
         topics = {"lines": Ranges(topic_id="t1", offsets={})}
         note = Note(job="j", write_id="w1", batch=self.batch, epoch=1, cluster_id="c1", topics=topics)
-        self.writer.commit(folder, note)
+        self.writer.commit(Manifest.of(folder), note)
         self.batch += 1
 
 
@@ -228,7 +228,7 @@ def test_a_table_that_is_not_there_yet_is_explained(lake: Lake) -> None:
 
 def test_a_stream_that_was_reset_before_its_first_row_has_none(lake: Lake, tmp_path: Path) -> None:
     """A reset makes the table, which learns its columns from the first micro-batch."""
-    TableWriter.open(tmp_path / "live" / "word_count", None, "slice")
+    TableWriter.open(tmp_path / "live" / "word_count", None, "slice", epoch=1)
     assert rows(lake, "SELECT word, finality FROM word_count WHERE window_start > now()") == []
 
 

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import SubTreeFileSystem
 
 from jobs.connectors.parquet import arrow_place, files_in, footer
-from jobs.folders import Folder, place, remove
+from jobs.folders import Folder, make_durable, make_folder, place, remove
 from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ class FencedTable:
         mode: Literal["append", "overwrite"] = "append",
     ) -> None:
         """Commit. Overwriting removes all files that are not among the actions, and sets the columns."""
+        self._keep(actions)
         attempt = uuid.uuid4().hex
         signed = CommitProperties(
             custom_metadata={"userMetadata": metadata, "attempt": attempt},
@@ -115,15 +116,23 @@ class FencedTable:
         self._table.update_incremental()
         if self.version != before + 1:
             raise OvertakenError(f"{self.path} went from version {before} to {self.version} in one commit")
+        keep_entry(self.path, self.version)
 
-    def place(self, file: Folder, *, data_change: bool = True, keep: bool = False) -> AddAction:
+    def _keep(self, actions: Sequence[Action]) -> None:
+        """Files are durable before a commit names them: a power cut must not leave a name without its rows."""
+        added = [self.path / action.path for action in actions if isinstance(action, AddAction)]
+        make_durable(*added, *dict.fromkeys(file.parent for file in added))
+
+    def place(
+        self, file: Folder, *, data_change: bool = True, keep: bool = False, known: pq.FileMetaData | None = None
+    ) -> AddAction:
         """Put a staged file, which lies in the folder of its partition, to where the table's files are.
 
-        ``keep``: it stays where it is, too, for one who has to do it again.
+        ``keep``: it stays where it is, too, for one who has to do it again. ``known``: its footer, if it was read.
         """
         partition, value = file.parent.name.split("=", 1)
         folder = self.path / file.parent.name
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         placed = folder / f"{uuid.uuid4().hex}.parquet"
         place(file, placed, keep=keep)
         return AddAction(
@@ -132,7 +141,7 @@ class FencedTable:
             partition_values={partition: value},
             modification_time=int(time.time() * 1000),
             data_change=data_change,
-            stats=json.dumps(_stats(footer(placed))),
+            stats=json.dumps(_stats(known or footer(placed))),
         )
 
     def place_all(self, files: Sequence[Folder]) -> list[AddAction]:
@@ -194,14 +203,65 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
     """A table to be written; it is made if need be."""
     try:
         # The library's own way to make one that may be there reads its log twice.
-        return DeltaTable(str(path))
+        return _whole(path)
     except TableNotFoundError:
+        make_folder(path / "_delta_log")
         with suppress(CommitFailedError):
-            return DeltaTable.create(
+            DeltaTable.create(
                 str(path), schema=schema, partition_by=[partition], mode="ignore", configuration=dict(properties)
             )
-        # Another has made it meanwhile, or it was made and the answer was lost.
-        return DeltaTable(str(path))
+        # Another may have made it meanwhile, or it was made and the answer was lost.
+        table = DeltaTable(str(path))
+        keep_entry(path, table.version())
+        return table
+
+
+def _whole(path: Folder) -> DeltaTable:
+    """A table without the entry that a power cut has torn: nobody was told of it, so it was never made.
+
+    Only of an entry on a disk: a bucket has whole ones or none.
+    """
+    try:
+        table = DeltaTable(str(path))
+    except DeltaError:
+        if not (torn := _torn_entry(path)):
+            raise
+    else:
+        newest = _entry(path, table.version())
+        # The library takes an empty entry for a commit that changes nothing.
+        torn = newest if isinstance(newest, Path) and newest.is_file() and not newest.stat().st_size else None
+        if torn is None:
+            return table
+    aside = Path(str(path)) / "_aside" / f"{torn.name}-{uuid.uuid4().hex}"
+    log.warning("the last commit of %s was torn, as by a power cut: it is put aside as %s", path, aside)
+    make_folder(aside.parent)
+    torn.rename(aside)
+    make_durable(torn.parent)
+    return DeltaTable(str(path))
+
+
+def _torn_entry(path: Folder) -> Path | None:
+    """The newest entry of a log, if it cannot be read."""
+    entries = sorted((path / "_delta_log").glob("*.json")) if isinstance(path, Path) else []
+    return entries[-1] if entries and _is_torn(entries[-1]) else None
+
+
+def _is_torn(entry: Path) -> bool:
+    try:
+        return not [json.loads(line) for line in entry.read_text(encoding="utf-8").splitlines()]
+    except ValueError:
+        return True
+
+
+def keep_entry(path: Folder, version: int) -> None:
+    """Make a commit durable. A checkpoint of the log need not be: the entries that it sums up stay for hours."""
+    entry = _entry(path, version)
+    make_durable(entry, entry.parent)
+
+
+def _entry(path: Folder, version: int) -> Folder:
+    """The file of the log that holds a commit."""
+    return path / "_delta_log" / f"{version:020}.json"
 
 
 def said(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -212,7 +272,7 @@ def said(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     for number in range(version, -1, -1):
         try:
-            yield number, _said_in((path / "_delta_log" / f"{number:020}.json").read_text(encoding="utf-8"))
+            yield number, _said_in(_entry(path, number).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.connectors.fenced import Action, FencedTable, dataset, files_with_sizes, opened, value_of
+from jobs.connectors.fenced import Action, FencedTable, dataset, files_with_sizes, keep_entry, opened, value_of
 from jobs.connectors.parquet import footer, read, write
 from jobs.connectors.states import Header
 from jobs.folders import Folder
@@ -247,3 +247,4 @@ def _adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
         )
     if missing := [field for field in asked if field.name not in there]:
         table.alter.add_columns(missing)
+        keep_entry(path, table.version())

@@ -253,8 +253,10 @@ def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> Res
 def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease: Lease) -> ResetPlan:
     """The writers are opened first: if one who slept through the change of the lease commits later, the reset fails."""
     lake_root = settings.lake_root
+    lease.check()
     writers = {
-        query.table: TableWriter.open(lake_root / query.table, None, query.partition) for query in _queries(request)
+        query.table: TableWriter.open(lake_root / query.table, None, query.partition, epoch=lease.epoch)
+        for query in _queries(request)
     }
     planned = _plan(settings, client, request, {table: writer.note for table, writer in writers.items()})
     for reset in planned.queries:

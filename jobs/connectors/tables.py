@@ -2,18 +2,20 @@
 
 import json
 import logging
-from collections.abc import Callable, Collection, Sequence
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.checkpoint import Offsets, reset_command
 from jobs.connectors.fenced import Action, FencedTable, files_with_sizes, opened, said, value_of
-from jobs.connectors.parquet import files_in
+from jobs.connectors.parquet import files_in, footer
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder, remove
 from jobs.pipelines.spec import BATCHES_SLICE
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 COMPACT_EVERY_COMMITS = 60
 VACUUM_EVERY_COMMITS = 1200
+# The stages of a writer lie in a folder that is named by this and its epoch.
+_EPOCH = "epoch-"
 # The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
 PRUNE = "prune"
 _PROPERTIES = {
@@ -103,28 +107,68 @@ def note_at(path: Folder, version: int) -> Note | None:
     return next((Note.from_json(note) for note in notes if note), None)
 
 
+class TornStageError(Refusal):
+    """A stage does not hold what was written into it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a stage holds when all of it is written: its files, with what each says of itself."""
+
+    files: Mapping[Folder, pq.FileMetaData]
+
+    @classmethod
+    def of(cls, stage: Folder, rows: int | None = None) -> Self:
+        """Of a stage. ``rows``: how many its writer has counted, where there is such a count."""
+        files = {file: footer(file) for file in files_in(stage)}
+        staged = sum(found.num_rows for found in files.values())
+        if rows not in (None, staged):
+            raise TornStageError(
+                f"{rows:,} rows were written into {stage}, {staged:,} are there: nothing is committed; the stream "
+                "writes them again when it starts"
+            )
+        return cls(files=files)
+
+
 class TableWriter(FencedTable):
     """The one writer of a stream's table, for as long as it holds the job's lease.
 
-    Its ``note`` is the newest of the version on which alone its next commit succeeds.
+    Its ``note`` is the newest of the version on which alone its next commit succeeds. Its stages bear the lease's
+    ``epoch``: a writer that was suspended and wakes up finds those of its successor, and removes older ones only.
     """
 
-    def __init__(self, path: Folder, table: DeltaTable) -> None:
+    def __init__(self, path: Folder, table: DeltaTable, epoch: int) -> None:
         """Use `open`."""
         super().__init__(path, table)
+        self.epoch = epoch
         self.note = note_at(path, self.version)
         # For a table that is empty: the first commit brings its columns.
         self._adapts = False
-        remove(self.staging)
+        self._remove_older_stages()
 
     @classmethod
-    def open(cls, path: Folder, schema: pa.Schema | None, partition: str) -> Self:
+    def open(cls, path: Folder, schema: pa.Schema | None, partition: str, *, epoch: int) -> Self:
         """Open the table, or create it empty; without a schema as it is, with columns that are yet to come."""
         first = pa.schema([(partition, pa.string())]) if schema is None else schema
-        writer = cls(path, opened(path, first, partition, _PROPERTIES))
+        writer = cls(path, opened(path, first, partition, _PROPERTIES), epoch)
         if schema is not None:
             writer._take(schema)
         return writer
+
+    @property
+    def _stages(self) -> Folder:
+        """Where the files of this epoch wait for their commits."""
+        return self.staging / f"{_EPOCH}{self.epoch:010d}"
+
+    def new_stage(self) -> Folder:
+        """A fresh folder for the files of one commit, to be written partitioned."""
+        return self._stages / uuid.uuid4().hex
+
+    def _remove_older_stages(self) -> None:
+        """What writers of earlier epochs have left. What bears no epoch is of an earlier version of this code."""
+        for folder in self.staging.iterdir() if self.staging.is_dir() else ():
+            if not folder.name.startswith(_EPOCH) or folder.name < self._stages.name:
+                remove(folder)
 
     def _take(self, schema: pa.Schema) -> None:
         """Write these columns from now on: a table without rows adapts."""
@@ -152,9 +196,12 @@ class TableWriter(FencedTable):
         done = self._table.transaction_version(write_id)
         return done is not None and done >= batch
 
-    def commit(self, stage: Folder, note: Note) -> list[Folder]:
+    def commit(self, staged: Manifest, note: Note) -> list[Folder]:
         """Move the staged files into the table, make them visible at once, and say where they are now."""
-        added = self.place_all(files_in(stage))
+        try:
+            added = self._each(lambda file: self.place(file, known=staged.files[file]), list(staged.files))
+        except FileNotFoundError as error:
+            raise TornStageError(f"a staged file is gone ({error}): nothing is committed") from error
         mode: Literal["append", "overwrite"] = "overwrite" if self._adapts else "append"
         self._say(added, note, *note.transactions, mode=mode)
         self._adapts = False
@@ -194,7 +241,6 @@ class TableWriter(FencedTable):
             return
         self.prune(superseded())
         self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0))
-        remove(self.staging)
         if version % VACUUM_EVERY_COMMITS == 0:
             self.delete_what_no_reader_needs()
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.connectors.events import Landed
-from jobs.connectors.tables import Note, Ranges, TableWriter
+from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from tests.test_query import EVENTS
 
@@ -33,7 +33,7 @@ def event(partition: int, offset: int) -> dict[str, Any]:
 
 def land(lake: Path, *files: list[dict[str, Any]], batch: int = 0) -> Landed:
     """One micro-batch; Spark writes a file for each partition."""
-    writer = TableWriter.open(lake / NUMBERS.events_table, EVENTS, "hour")
+    writer = TableWriter.open(lake / NUMBERS.events_table, EVENTS, "hour", epoch=1)
     stage, schema = writer.new_stage(), EVENTS.remove(EVENTS.get_field_index("hour"))
     for number, rows in enumerate(files):
         file = stage / f"hour={rows[0]['hour']}" / f"{number}.parquet"
@@ -41,7 +41,9 @@ def land(lake: Path, *files: list[dict[str, Any]], batch: int = 0) -> Landed:
         pq.write_table(pa.Table.from_pylist(rows, schema), file)
     ranges = {row["partition"]: (0, row["offset"] + 1) for rows in files for row in rows}
     topics = {"numbers": Ranges(topic_id="t1", offsets=ranges)}
-    writer.commit(stage, Note(job="ingest", write_id="w", batch=batch, epoch=1, cluster_id="c", topics=topics))
+    writer.commit(
+        Manifest.of(stage), Note(job="ingest", write_id="w", batch=batch, epoch=1, cluster_id="c", topics=topics)
+    )
     landed = Landed.at(lake, NUMBERS)
     assert landed is not None
     return landed

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from multiprocessing.synchronize import Barrier
@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jobs.connectors import tables
 from jobs.connectors.fenced import OvertakenError, files_of, rows_by_partition
-from jobs.connectors.tables import Note, Ranges, TableWriter, last_note
+from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter, TornStageError, last_note
 from jobs.refusal import Refusal
 from tests import processes
 
@@ -57,7 +57,7 @@ def stage(writer: TableWriter, *numbers: int, partition: str = "a") -> Path:
 
 
 def commit(writer: TableWriter, batch: int, *numbers: int, epoch: int = 1) -> list[Path]:
-    return writer.commit(stage(writer, *(numbers or (batch,))), note(batch, epoch))
+    return writer.commit(Manifest.of(stage(writer, *(numbers or (batch,)))), note(batch, epoch))
 
 
 def rows(path: Path) -> list[int]:
@@ -73,8 +73,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "live" / "rolling_sum"
 
 
-def opened(path: Path) -> TableWriter:
-    return TableWriter.open(path, SCHEMA, "slice")
+def opened(path: Path, epoch: int = 1) -> TableWriter:
+    return TableWriter.open(path, SCHEMA, "slice", epoch=epoch)
 
 
 def test_a_new_table_is_empty_and_says_nothing(path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_commit_is_in_the_table_with_its_note_and_says_where_its_files_are(pat
 
 def test_a_batch_without_rows_is_noted_too(path: Path) -> None:
     writer = opened(path)
-    assert writer.commit(writer.new_stage(), note(0)) == []
+    assert writer.commit(Manifest.of(writer.new_stage()), note(0)) == []
     assert (rows(path), last_note(path)) == ([], note(0))
     assert opened(path).has(WRITE_ID, 0)
 
@@ -132,7 +132,7 @@ def test_after_a_reset_the_new_checkpoint_s_note_counts(path: Path) -> None:
     for batch in range(3):
         commit(writer, batch)
     renewed = opened(path)
-    renewed.commit(stage(renewed, 9), note(0, epoch=2, write_id="new"))
+    renewed.commit(Manifest.of(stage(renewed, 9)), note(0, epoch=2, write_id="new"))
     assert last_note(path) == note(0, epoch=2, write_id="new")
     assert renewed.has("new", 0)
 
@@ -154,7 +154,7 @@ def test_a_reset_keeps_the_rows_or_takes_them_all_in_one_commit(path: Path, clea
     for batch in range(3):
         commit(writer, batch)
     before = DeltaTable(path).version()
-    TableWriter.open(path, None, "slice").reset(reset_note(), clear=clear)
+    TableWriter.open(path, None, "slice", epoch=1).reset(reset_note(), clear=clear)
     assert DeltaTable(path).version() == before + 1
     assert rows(path) == ([] if clear else [0, 1, 2])
     assert rows_by_partition(DeltaTable(path)) == ({} if clear else {"a": 3})
@@ -164,14 +164,14 @@ def test_a_reset_keeps_the_rows_or_takes_them_all_in_one_commit(path: Path, clea
         commit(writer, 3, 99)
     successor = opened(path)
     assert successor.has(WRITE_ID, 2), "what a checkpoint wrote it has written, so it must not come back"
-    successor.commit(stage(successor, 7), note(0, epoch=3, write_id="new"))
+    successor.commit(Manifest.of(stage(successor, 7)), note(0, epoch=3, write_id="new"))
     assert rows(path) == ([7] if clear else [0, 1, 2, 7])
     assert last_note(path) == note(0, epoch=3, write_id="new")
 
 
 def test_a_reset_that_was_overtaken_changes_nothing(path: Path) -> None:
     commit(opened(path), 0)
-    late = TableWriter.open(path, None, "slice")
+    late = TableWriter.open(path, None, "slice", epoch=1)
     commit(opened(path), 1)
     with pytest.raises(OvertakenError):
         late.reset(reset_note(), clear=True)
@@ -192,7 +192,7 @@ def test_a_reset_survives_a_merge_and_the_files_it_took_away_are_deleted(
     opened(path).reset(reset_note(), clear=True)
     writer = opened(path)
     for batch in range(12):
-        writer.commit(stage(writer, batch), note(batch, epoch=3, write_id="new"))
+        writer.commit(Manifest.of(stage(writer, batch)), note(batch, epoch=3, write_id="new"))
         writer.tend()
         assert rows(path) == list(range(batch + 1))
     assert not taken & files_on_disk(path)
@@ -204,20 +204,20 @@ def test_a_table_without_rows_takes_the_columns_of_its_first_commit(path: Path, 
     if cleared:
         commit(opened(path), 0)
         reader = DeltaTable(path)
-        TableWriter.open(path, None, "slice").reset(reset_note(), clear=True)
+        TableWriter.open(path, None, "slice", epoch=1).reset(reset_note(), clear=True)
     else:
-        TableWriter.open(path, None, "slice").reset(reset_note(), clear=True)
+        TableWriter.open(path, None, "slice", epoch=1).reset(reset_note(), clear=True)
         assert [field.name for field in DeltaTable(path).schema().fields] == ["slice"]
     for batch in range(2):
         # Opened anew before the first commit: nothing is changed until then.
-        TableWriter.open(path, OTHER, "slice")
-        writer = TableWriter.open(path, OTHER, "slice")
+        TableWriter.open(path, OTHER, "slice", epoch=1)
+        writer = TableWriter.open(path, OTHER, "slice", epoch=1)
         folder = writer.new_stage()
         file = folder / "slice=a" / "part.parquet"
         file.parent.mkdir(parents=True)
         row = {"amount": Decimal(batch), "at": datetime(2026, 1, 1, tzinfo=UTC)}
         pq.write_table(pa.Table.from_pylist([row], schema=OTHER.remove(2)), file)
-        writer.commit(folder, note(batch, epoch=3, write_id="new"))
+        writer.commit(Manifest.of(folder), note(batch, epoch=3, write_id="new"))
         assert writer.has("new", batch)
         assert [field.name for field in DeltaTable(path).schema().fields] == OTHER.names
     assert sorted(files_of(DeltaTable(path), path).to_table()["amount"].to_pylist()) == [0, 1]
@@ -232,8 +232,8 @@ def test_a_table_without_rows_takes_the_columns_of_its_first_commit(path: Path, 
 def test_a_column_of_the_same_name_takes_its_new_type(path: Path) -> None:
     opened(path)
     wider = pa.schema([("number", pa.decimal128(28, 0)), ("text", pa.string()), ("slice", pa.string())])
-    writer = TableWriter.open(path, wider, "slice")
-    writer.commit(writer.new_stage(), note(0))
+    writer = TableWriter.open(path, wider, "slice", epoch=1)
+    writer.commit(Manifest.of(writer.new_stage()), note(0))
     assert str(DeltaTable(path).schema().fields[0].type) == 'PrimitiveType("decimal(28,0)")'
 
 
@@ -242,7 +242,7 @@ def test_a_table_with_rows_keeps_its_columns(path: Path) -> None:
     with pytest.raises(
         Refusal, match=r"has the columns .* the definition has changed; take the change back .* `tideline reset"
     ):
-        TableWriter.open(path, OTHER, "slice")
+        TableWriter.open(path, OTHER, "slice", epoch=1)
     assert rows(path) == [0]
 
 
@@ -271,16 +271,16 @@ def wide(number: pa.DataType, nested: pa.DataType, *, nullable: bool = True) -> 
     ],
 )
 def test_a_table_with_rows_keeps_its_types(path: Path, schema: pa.Schema, words: str) -> None:
-    writer = TableWriter.open(path, wide(pa.int64(), NESTED), "slice")
+    writer = TableWriter.open(path, wide(pa.int64(), NESTED), "slice", epoch=1)
     commit_number(writer)
     with pytest.raises(Refusal, match=words):
-        TableWriter.open(path, schema, "slice")
+        TableWriter.open(path, schema, "slice", epoch=1)
 
 
 def test_what_may_be_null_may_change(path: Path) -> None:
-    commit_number(TableWriter.open(path, wide(pa.int64(), NESTED, nullable=False), "slice"))
+    commit_number(TableWriter.open(path, wide(pa.int64(), NESTED, nullable=False), "slice", epoch=1))
     strict = pa.struct([pa.field("key", pa.string(), nullable=False), ("value", pa.int32())])
-    commit_number(TableWriter.open(path, wide(pa.int64(), strict), "slice"), batch=1)
+    commit_number(TableWriter.open(path, wide(pa.int64(), strict), "slice", epoch=1), batch=1)
     assert rows(path) == [0, 1]
 
 
@@ -291,7 +291,7 @@ def commit_number(writer: TableWriter, batch: int = 0) -> None:
     pq.write_table(
         pa.table({"number": pa.array([batch], pa.int64()), "nested": pa.array([[]], pa.list_(NESTED))}), file
     )
-    writer.commit(folder, note(batch))
+    writer.commit(Manifest.of(folder), note(batch))
 
 
 # -- Crashes: what was done up to some step stays, the steps after it never happen --
@@ -301,7 +301,7 @@ def test_crash_before_the_files_are_placed(path: Path) -> None:
     commit(opened(path), 0)
     left = stage(opened(path), 7)
     assert rows(path) == [0]
-    successor = opened(path)
+    successor = opened(path, epoch=2)
     assert not left.exists(), "what a dead driver staged is cleared away"
     assert not successor.has(WRITE_ID, 1)
     commit(successor, 1, 7)
@@ -392,43 +392,71 @@ def test_an_overtaken_writer_that_compacts_ends_and_hides_nothing(
     assert (rows(path), last_note(path)) == ([0, 1, 2, 3, 4, 5], note(5, epoch=3))
 
 
-STEPS = st.tuples(st.sampled_from(["open", "commit", "commit", "tend"]), st.integers(0, 2))
+@dataclass
+class Actor:
+    """A process that takes a lease, opens the table, stages and commits; between any two steps others come."""
+
+    epoch: int = 0
+    writer: TableWriter | None = None
+    seen: int = -1
+    staged: Path | None = None
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(STEPS, min_size=4, max_size=14))
+STEPS = st.tuples(
+    st.sampled_from(["lease", "open", "open", "stage", "stage", "commit", "commit", "tend"]), st.integers(0, 2)
+)
+
+
+# An actor is suspended between its lease and its look at the table, as while Spark starts.
+@example(steps=[("lease", 0), ("lease", 1), ("open", 1), ("stage", 1), ("open", 0), ("commit", 1)])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, min_size=6, max_size=24))
 def test_whatever_three_writers_do_each_batch_is_there_once(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any interleaving: a commit succeeds exactly if the writer has seen the newest version."""
+    """Any interleaving: the holder of the newest lease loses nothing, and a suspended one commits nothing."""
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
     path = tmp_path_factory.mktemp("interleaved")
-    writers = [opened(path) for _ in range(3)]
-    seen, epochs, epoch, committed = [0, 0, 0], [1, 1, 1], 1, 0
+    actors, epoch, committed = [Actor() for _ in range(3)], 0, 0
+    opened(path, epoch=0)
     for step, who in steps:
-        newest = DeltaTable(path).version()
-        if step == "open":
+        actor, newest = actors[who], DeltaTable(path).version()
+        if step == "lease":
             epoch += 1
-            writers[who], seen[who], epochs[who] = opened(path), newest, epoch
-        elif seen[who] == newest:
-            if step == "commit":
-                assert not writers[who].has(WRITE_ID, committed)
-                commit(writers[who], committed, epoch=epochs[who])
-                committed += 1
-            else:
-                writers[who].tend()
-            seen[who] = DeltaTable(path).version()
-        elif step == "commit":
-            with pytest.raises(OvertakenError):
-                commit(writers[who], committed, 999, epoch=epochs[who])
-        else:
+            actors[who] = Actor(epoch=epoch)
+        elif step == "open" and actor.epoch:
+            actor.writer, actor.seen, actor.staged = opened(path, actor.epoch), newest, None
+        elif step == "stage" and actor.writer:
+            actor.staged = stage(actor.writer, committed)
+        elif step == "commit" and actor.writer and actor.staged:
+            if actor.seen != newest:
+                with pytest.raises((OvertakenError, TornStageError)):
+                    actor.writer.commit(Manifest.of(actor.staged, 1), note(committed, actor.epoch))
+            elif actor.epoch == epoch:
+                actor.writer.commit(Manifest.of(actor.staged, 1), note(committed, actor.epoch))
+                committed, actor.seen = committed + 1, newest + 1
+            actor.staged = None
+        elif step == "tend" and actor.writer:
             with suppress(OvertakenError):  # It may see nothing to merge.
-                writers[who].tend()
-            assert DeltaTable(path).version() == newest
+                actor.writer.tend()
+            assert actor.seen == newest or DeltaTable(path).version() == newest
+            actor.seen = DeltaTable(path).version() if actor.seen == newest else actor.seen
         assert rows(path) == list(range(committed))
         told = last_note(path)
         assert (told.batch if told else -1) == committed - 1
     shutil.rmtree(path)
+
+
+def test_a_stage_from_which_a_file_is_gone_is_not_committed(path: Path) -> None:
+    writer = opened(path)
+    commit(writer, 0)
+    for taken_before in (True, False):
+        staged = stage(writer, 7, 8)
+        found = Manifest.of(staged, 2)
+        next(staged.rglob("*.parquet")).unlink()
+        with pytest.raises(TornStageError, match=r"2 rows were written|a staged file is gone"):
+            writer.commit(Manifest.of(staged, 2) if taken_before else found, note(1))
+    assert (rows(path), last_note(path)) == ([0], note(0))
 
 
 ROUNDS, RACERS = 8, 2
@@ -439,11 +467,11 @@ def race(root: str, start: Barrier, results: "Queue[tuple[int, str]]") -> None:
     who = os.getpid()
     for number in range(ROUNDS):
         writer = opened(Path(root) / str(number))
-        start.wait(60)  # Opening clears what others have staged.
+        start.wait(60)
         staged = stage(writer, who)
         start.wait(60)
         try:
-            writer.commit(staged, note(0))
+            writer.commit(Manifest.of(staged), note(0))
             results.put((number, str(who)))
         except OvertakenError:
             results.put((number, "refused"))
@@ -601,7 +629,7 @@ ROW = st.fixed_dictionaries(
 
 
 def write_rows(path: Path, files: list[list[dict[str, Any]]]) -> None:
-    writer = TableWriter.open(path, WIDE, "slice")
+    writer = TableWriter.open(path, WIDE, "slice", epoch=1)
     columns = WIDE.remove(WIDE.get_field_index("slice"))
     for batch, file_rows in enumerate(files):
         folder = writer.new_stage()
@@ -609,7 +637,7 @@ def write_rows(path: Path, files: list[list[dict[str, Any]]]) -> None:
         file.parent.mkdir(parents=True)
         # Two rows a group: bounds and nulls must be put together over the groups of a file.
         pq.write_table(pa.Table.from_pylist(file_rows, schema=columns), file, row_group_size=2)
-        writer.commit(folder, note(batch))
+        writer.commit(Manifest.of(folder), note(batch))
 
 
 def conditions(row: dict[str, Any]) -> Iterator[tuple[str, pc.Expression, Any]]:

@@ -20,7 +20,7 @@ from jobs.connectors.epochs import Receipt
 from jobs.connectors.fenced import OvertakenError
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.reset import Request, ResetPlan, To
-from jobs.connectors.tables import Note, Ranges, TableWriter, last_note
+from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.failpoints import FailPoint
 from jobs.pipelines import PIPELINES, SOURCES
 from jobs.pipelines.spec import Measure, Pipeline
@@ -218,7 +218,7 @@ def land(settings: Settings, source: str, batch: int, end: int, writer: TableWri
     """A commit of `ingest` without rows: each partition is landed up to here."""
     topic = kafka.describe(settings.kafka, [source])[source]
     path = settings.lake_root / SOURCES[source].events_table
-    writer = writer or TableWriter.open(path, None, "hour")
+    writer = writer or TableWriter.open(path, None, "hour", epoch=1)
     note = Note(
         job="ingest",
         write_id="f0d56b73-584e-4a44-aec5-39765d39db41",
@@ -227,7 +227,7 @@ def land(settings: Settings, source: str, batch: int, end: int, writer: TableWri
         cluster_id=topic.cluster_id,
         topics={source: Ranges(topic_id=topic.topic_id, offsets={p: (end - 10, end) for p in topic.latest})},
     )
-    writer.commit(writer.new_stage(), note)
+    writer.commit(Manifest.of(writer.new_stage()), note)
     return writer
 
 
