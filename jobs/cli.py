@@ -395,11 +395,15 @@ _Run = Annotated[str, typer.Option("--run", help="The run that was planned.")]
 
 
 @app.command(hidden=True)
-def recompute(name: str, run: _Run) -> None:
+def recompute(
+    name: str,
+    run: _Run,
+    try_name: Annotated[str | None, typer.Option("--try", help="Which try of the task; none: by hand.")] = None,
+) -> None:
     """Compute the windows that a run's plan asks for: what the task `recompute` submits."""
     from jobs import recompute as job
 
-    job.run(Settings.from_env(), _pipeline(name), run)
+    job.run(Settings.from_env(), _pipeline(name), run, try_name)
 
 
 _Link = Annotated[str | None, typer.Option(help="Where people read about it.")]
@@ -409,10 +413,11 @@ _Link = Annotated[str | None, typer.Option(help="Where people read about it.")]
 def audit(name: str, run: _Run, link: _Link = None) -> None:
     """Judge by Spark what a run has staged: what the task `audit` submits when there are many rows."""
     from jobs import session
+    from jobs.connectors.tries import ending_with_its_task
     from jobs.quality import gate
 
     settings = Settings.from_env()
-    with session.opened(settings, f"audit {name}") as spark:
+    with ending_with_its_task(), session.opened(settings, f"audit {name}") as spark:
         gate.examine(settings.lake_root, _pipeline(name), run, spark=spark, link=link)
 
 
@@ -422,8 +427,10 @@ def account(
 ) -> None:
     """Explain how far live was from final, slice by slice: what the task `account` submits."""
     from jobs import account as job
+    from jobs.connectors.tries import ending_with_its_task
 
-    job.run(Settings.from_env(), _pipeline(name), run, link)
+    with ending_with_its_task():
+        job.run(Settings.from_env(), _pipeline(name), run, link)
 
 
 @app.command()

@@ -13,10 +13,11 @@ from jobs.connectors import streams
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import TopicState, admin, latest, require
+from jobs.connectors.spark_files import write_counted
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import TableWriter, last_note
 from jobs.folders import Folder
-from jobs.microbatch import Batch, MicroBatches, write_counted
+from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines import INGEST, SOURCES
 from jobs.pipelines.spec import Source
 from jobs.settings import Settings

@@ -14,10 +14,11 @@ from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import admin, latest, require
 from jobs.connectors.parquet import write
+from jobs.connectors.spark_files import write_counted
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import PRUNE, TableWriter, last_note
 from jobs.folders import Folder
-from jobs.microbatch import Batch, MicroBatches, write_counted
+from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 from jobs.settings import Settings, binding_conf
 from jobs.transforms.aggregate import aggregate

@@ -8,8 +8,7 @@ from threading import Lock
 
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
-from pyspark.sql import DataFrame, Observation
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 from jobs.connectors.checkpoint import Checkpoint, Planned
 from jobs.connectors.control import Lease
@@ -36,14 +35,6 @@ class Batch:
     plan: Planned
     note: Note
     late_watermark_ms: int
-
-
-def write_counted(frame: DataFrame, partition: str, folder: Folder) -> int:
-    """Write a frame, a folder for each value of a column; how many rows Spark has written, by its own count."""
-    counted = Observation()
-    observed = frame.observe(counted, F.count(F.lit(1)).alias("rows"))
-    observed.write.partitionBy(partition).parquet(str(folder))
-    return int(counted.get["rows"])
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,7 @@
 """The batch half: the windows of the slices of one plan, through the same plan as the live job, into staged files."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
 
@@ -11,14 +11,17 @@ from pyspark.sql import functions as F
 
 from jobs import session
 from jobs.connectors.events import Landed
+from jobs.connectors.final import INPUTS
 from jobs.connectors.runs import Plan, RunFolder
+from jobs.connectors.spark_files import write_counted
+from jobs.connectors.tries import StagedSlice, Try, ending_with_its_task
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder
 from jobs.pipelines.slices import Slice, runs_of
 from jobs.pipelines.spec import Pipeline, Source
 from jobs.refusal import Refusal
 from jobs.settings import Settings
-from jobs.transforms.aggregate import aggregate, slice_of
+from jobs.transforms.aggregate import aggregate, inputs_of_windows, slice_of
 from jobs.transforms.deduplicate import first_arrivals
 
 log = logging.getLogger(__name__)
@@ -26,32 +29,52 @@ log = logging.getLogger(__name__)
 _ROWS_PER_FILE = 5_000_000
 
 
-def run(settings: Settings, pipeline: Pipeline, run_id: str) -> None:
-    """Stage what the plan of a run asks for."""
+def run(settings: Settings, pipeline: Pipeline, run_id: str, try_name: str | None = None) -> None:
+    """Stage what the plan of a run asks for.
+
+    ``try_name``: the try of a task, which takes what is staged. Without one it is taken at once.
+    """
     folder = RunFolder.of(settings.lake_root, pipeline, run_id)
     plan = folder.plan()
     if plan.fingerprint != pipeline.fingerprint:
         raise Refusal(f"{pipeline.name!r} has changed since run {run_id!r} was planned: plan it anew")
-    if not plan.has_windows:
-        folder.staged({})
-        return
-    with session.opened(settings, f"recompute {pipeline.name}") as spark:
-        stage(spark, settings, pipeline, plan, folder)
+    own = Try(run=folder.path, name=try_name) if try_name else Try.begin(folder.path, plan.names)
+    part = plan.only(own.slices())
+    if part.has_windows:
+        with ending_with_its_task(own), session.opened(settings, f"recompute {pipeline.name}") as spark:
+            own.say(stage(spark, settings, pipeline, part, own))
+    else:
+        own.say({name: StagedSlice() for name in part.names})
+    if not try_name:
+        folder.take(own.said())
     reach(FailPoint.SLICES_STAGED, 0)
 
 
-def stage(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, folder: RunFolder) -> None:
-    """Read the events once pinned, aggregate, and write a folder per slice."""
+def stage(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, own: Try) -> dict[str, StagedSlice]:
+    """Read the events once pinned, aggregate, and write a folder per slice; what is staged of each."""
     slices = plan.slices(pipeline)
     events = read_events(spark, settings, pipeline, plan.events_version, slices)
+    counts = _counts(events, pipeline, slices)
+    inputs = F.count(F.lit(1)).alias(INPUTS)
+    windows = aggregate(first_arrivals(events, pipeline.source), pipeline, inputs).where(within("window_start", slices))
+    staged = own.staged_rows(_write(_signed(spark, windows, plan), own.stage, pipeline))
+    log.info("staged %d slices of %s from %d events", len(slices), pipeline.name, sum(r for r, _ in counts.values()))
+    return {name: _staged(counts.get(name, (0, 0)), staged.get(name, (0, ()))) for name in plan.names}
+
+
+def _staged(counts: tuple[int, int], written: tuple[int, tuple[str, ...]]) -> StagedSlice:
+    (read, expected), (rows, files) = counts, written
+    return StagedSlice(read=read, expected=expected, rows=rows, files=files)
+
+
+def _counts(events: DataFrame, pipeline: Pipeline, slices: Sequence[Slice]) -> dict[str, tuple[int, int]]:
+    """Of each slice: how many events were read, and how many rows must be counted in its windows."""
     own = slice_of(F.col("event_time"), pipeline.slice_seconds).alias("slice")
-    counts = events.where(within("event_time", slices)).groupBy(own).count().collect()
-    windows = aggregate(first_arrivals(events, pipeline.source), pipeline).where(within("window_start", slices))
-    into = folder.new_stage()
-    _write(_signed(spark, windows, plan), into, pipeline)
-    folder.staged({row["slice"]: row["count"] for row in counts}, into)
-    read = sum(row["count"] for row in counts)
-    log.info("staged %d slices of %s from %d events", len(slices), pipeline.name, read)
+    read = events.where(within("event_time", slices)).select(own, F.lit(1).alias("read"), F.lit(0).alias("expected"))
+    inputs = inputs_of_windows(first_arrivals(events, pipeline.source), pipeline)
+    expected = inputs.where(within("window_start", slices)).select("slice", F.lit(0), F.lit(1))
+    sums = read.union(expected).groupBy("slice").agg(F.sum("read").alias("read"), F.sum("expected").alias("expected"))
+    return {row["slice"]: (row["read"], row["expected"]) for row in sums.collect()}
 
 
 def read_events(
@@ -110,9 +133,8 @@ def _signed(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
     )
 
 
-def _write(windows: DataFrame, folder: Folder, pipeline: Pipeline) -> None:
+def _write(windows: DataFrame, folder: Folder, pipeline: Pipeline) -> int:
     """One file per slice, in order: the same rows give the same bytes."""
     order = ("slice", "window_start", *(f"`{key}`" for key in pipeline.keys))
     ordered = windows.repartition("slice").sortWithinPartitions(*order)
-    writer = ordered.write.partitionBy("slice").option("maxRecordsPerFile", _ROWS_PER_FILE)
-    writer.parquet(str(folder))
+    return write_counted(ordered, "slice", folder, maxRecordsPerFile=_ROWS_PER_FILE)

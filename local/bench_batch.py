@@ -220,7 +220,7 @@ def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, r
             for side in RIVALS if number % 2 == 0 else reversed(RIVALS):
                 took = _seconds(sides[side])
                 seconds[side] += [took] if sizes.counts(number) else []
-            windows = _same_windows(plan, folder.windows, theirs)
+            windows = _same_windows(plan, folder.stages()[0], theirs)
             remove(theirs)
         return Rivalry(events=sum(work.events for work in plan.work), windows=windows, seconds=seconds)
 

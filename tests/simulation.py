@@ -24,8 +24,9 @@ from jobs.connectors.events import Count
 from jobs.connectors.fenced import OvertakenError
 from jobs.connectors.final import FinalTable, Publication, columns_of
 from jobs.connectors.publishing import Published
-from jobs.connectors.runs import RunFolder
+from jobs.connectors.runs import RunFolder, Work
 from jobs.connectors.states import Counted, Entry, Header, Request, State, closes_at
+from jobs.connectors.tries import StagedSlice, Try
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
 from jobs.refusal import Refusal
@@ -297,16 +298,15 @@ def run(world: World, name: str, request: Request | None = None) -> Published | 
     if not planned.plan.work and not planned.plan.untold:
         return None
     folder = RunFolder.of(world.root, SUM, name)
-    stage = folder.new_stage()
+    own = Try.begin(folder.path, planned.plan.names)
+    staged = {}
     for work in planned.plan.work:
         world.operate("stage: write")
-        count = work.events
-        if count:
-            file = stage / f"slice={work.slice}" / "rows.parquet"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({"events": count}))
+        staged[work.slice] = stage_slice(own, work)
     world.operate("stage: say so")
-    folder.staged({}, stage)
+    own.say(staged)
+    world.operate("stage: take it")
+    folder.take(own.said())
     planning.note(
         world.root, SUM, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work]
     )
@@ -322,6 +322,16 @@ def run(world: World, name: str, request: Request | None = None) -> Published | 
     published = publishing.publish(settings, SUM, name)  # type: ignore[arg-type]
     world.reported += list(published.versions.items())
     return published
+
+
+def stage_slice(own: Try, work: Work) -> StagedSlice:
+    """A file that says how many events its window counts; none for a slice without events."""
+    if not work.events:
+        return StagedSlice()
+    file = own.stage / f"slice={work.slice}" / "rows.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"events": work.events}))
+    return StagedSlice(read=work.events, expected=work.events, rows=1, files=(str(file.relative_to(own.run)),))
 
 
 def judge_end(world: World) -> list[str]:

@@ -15,6 +15,7 @@ from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.publishing import roll_back
 from jobs.connectors.runs import RunFolder
 from jobs.connectors.states import Boundary, Entry, Request, State
+from jobs.connectors.tries import Try
 from jobs.pipelines.slices import slice_at
 from tests import simulation
 from tests.simulation import (
@@ -28,6 +29,7 @@ from tests.simulation import (
     judge_end,
     model_of,
     run,
+    stage_slice,
 )
 
 SEEDS = 2000
@@ -138,12 +140,8 @@ def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_p
         }
         for name, plan in plans.items():
             folder = RunFolder.of(world.root, SUM, name)
-            stage = folder.new_stage()
-            for work in plan.work:
-                (stage / f"slice={work.slice}").mkdir(parents=True)
-                content = json.dumps({"events": work.events})
-                (stage / f"slice={work.slice}" / "rows.parquet").write_text(content)
-            folder.staged({}, stage)
+            own = Try.begin(folder.path, plan.names)
+            folder.take({work.slice: stage_slice(own, work) for work in plan.work})
             verdict = {"passed": True, "failures": [], "rows": 1, "checksum": "c"}
             folder.decide({work.slice: verdict for work in plan.work})
         settings = SimpleNamespace(lake_root=world.root, kafka=None)
@@ -242,7 +240,7 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
         assert slice_.name in telling.untold
         planning.make(world.root, None, SUM, "dying", Request(slices=(slice_,), reason="asked"), clock)
         folder = RunFolder.of(world.root, SUM, "telling")
-        folder.staged({})
+        folder.take({})
         folder.decide({})
         publishing.publish(SimpleNamespace(lake_root=world.root, kafka=None), SUM, "telling")  # type: ignore[arg-type]
         run(world, "second")

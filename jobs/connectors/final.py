@@ -23,6 +23,8 @@ from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
 from jobs.refusal import Refusal
 
 TIME = pa.timestamp("us", tz="UTC")
+# Beside the columns of the table a staged file says of each window how many rows of the transform it was made of.
+INPUTS = "_inputs"
 _VACUUM_EVERY_COMMITS = 500
 _PROPERTIES = {
     # As long as a slice can be rolled back.
@@ -148,7 +150,7 @@ class FinalTable(FencedTable):
     def has_columns_of_now(self, slice_: str) -> bool:
         """Whether the rows of a slice were written with the columns of today's definition, in their order."""
         names = columns_of(self._pipeline).names
-        signature = set(schema_of(self._pipeline).names).difference(names)
+        signature = {INPUTS, *schema_of(self._pipeline).names}.difference(names)
         schemas = (footer(self.path / file).schema.to_arrow_schema() for file in self._in_folder(slice_))
         return all([name for name in schema.names if name not in signature] == names for schema in schemas)
 

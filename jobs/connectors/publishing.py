@@ -60,11 +60,13 @@ def publish(settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[
     plan, verdicts = folder.plan(), folder.verdicts()
     if verdicts is None:
         raise Refusal(f"run {run!r} of {pipeline.name!r} was not audited: clear its audit, or plan it anew")
-    chosen = {
-        work.slice: work
-        for work in plan.work
-        if (work.slice in approved if approved is not None else verdicts[work.slice]["passed"])
-    }
+    passed = [name for name, verdict in verdicts.items() if verdict["passed"]]
+    if never := [name for name in approved or () if not verdicts.get(name, {}).get("checksum")]:
+        raise Refusal(
+            f"slice {never[0]} was not computed in run {run!r}, so there is nothing to publish: mend the definition or "
+            "the data, then restate the slice"
+        )
+    chosen = {work.slice: work for work in plan.only(passed if approved is None else approved).work}
     with writing(settings.lake_root, pipeline.recompute_job) as lease:
         final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
         headers = {

@@ -7,17 +7,20 @@ import hashlib
 import json
 import re
 import time
-import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 
-from jobs.connectors.parquet import files_in, read, write
+from jobs.connectors.documents import UNREADABLE, Report, give_up
+from jobs.connectors.incidents import report_of
+from jobs.connectors.parquet import read, write
 from jobs.connectors.states import Boundary, Entry, State
-from jobs.folders import Folder, last_written, remove, whole, write_whole
+from jobs.connectors.tries import StagedSlice
+from jobs.folders import Folder, last_written, make_folder, remove, whole, write_whole
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
@@ -58,6 +61,16 @@ class Plan:
     work: tuple[Work, ...]
     # Slices that are published, and of which neither the ledger nor the topic knows yet.
     untold: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its slices."""
+        return tuple(work.slice for work in self.work)
+
+    def only(self, slices: Iterable[str]) -> Self:
+        """The same for a part of its slices."""
+        wanted = set(slices)
+        return replace(self, work=tuple(work for work in self.work if work.slice in wanted))
 
     @property
     def has_windows(self) -> bool:
@@ -107,26 +120,18 @@ class RunFolder:
     """Where a run keeps what its tasks hand to each other."""
 
     path: Folder
+    report: Report | None = None
 
     @classmethod
     def of(cls, lake_root: Folder, pipeline: Pipeline, run: str) -> Self:
         """The folder of a run of a pipeline."""
-        return cls(_root(lake_root, pipeline) / name_of(run))
-
-    def new_stage(self) -> Folder:
-        """Where a try stages its rows, a folder per slice: one that was given up may still write into its own."""
-        return self.path / f"windows-{uuid.uuid4().hex}"
-
-    @property
-    def windows(self) -> Folder:
-        """Where the rows are that were staged whole."""
-        return self.path / str((self._read("staged") or {}).get("windows", "none"))
+        return cls(_root(lake_root, pipeline) / name_of(run), report_of(lake_root))
 
     def begin(self, plan: Plan) -> None:
-        """Write the plan; what an earlier try of the same run left is gone, but what it has to say to the topic."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Write the plan; earlier tries are over, and what they left is gone, but what is still to be sent."""
+        make_folder(self.path)
         for left in self.path.iterdir():
-            if left.is_dir() and left.name != _GONE:
+            if left.is_dir() and left.name not in (_GONE, UNREADABLE):
                 remove(left)
             # The plan is replaced: without one nobody would know what a run that dies here has left.
             elif left.is_file() and left.name != "plan.json":
@@ -142,18 +147,31 @@ class RunFolder:
         offsets = {int(partition): end for partition, end in read["offsets"].items()}
         return Plan(**{**read, "work": work, "offsets": offsets, "untold": tuple(read["untold"])})
 
-    def staged(self, events_read: Mapping[str, int], stage: Folder | None = None) -> None:
-        """Say that all rows are staged, and how many events of each slice were read."""
-        self._write("staged", {"events_read": dict(events_read), "windows": stage.name if stage else "none"})
+    def take(self, staged: Mapping[str, StagedSlice], failed: Mapping[str, str] | None = None) -> None:
+        """Take what tries have staged. ``failed``: why, for slices that could not be computed."""
+        slices = {name: asdict(slice_) for name, slice_ in staged.items()}
+        self._write("staged", {"slices": slices, "failed": dict(failed or {})})
 
-    def events_read(self) -> dict[str, int] | None:
-        """How many events of each slice were read; none before the rows are staged."""
+    def staged(self) -> dict[str, StagedSlice] | None:
+        """What is staged of each slice; none before all tries are over."""
         read = self._read("staged")
-        return None if read is None else dict(read["events_read"])
+        if read is None or "slices" not in read:
+            return None
+        return {n: StagedSlice(**{**slice_, "files": tuple(slice_["files"])}) for n, slice_ in read["slices"].items()}
+
+    def failed(self) -> dict[str, str]:
+        """Why some slices could not be computed."""
+        return dict((self._read("staged") or {}).get("failed", {}))
+
+    def stages(self) -> list[Folder]:
+        """The folders of tries that hold rows which were taken."""
+        files = [file for slice_ in (self.staged() or {}).values() for file in slice_.files]
+        return [self.path / name for name in sorted({file.partition("/")[0] for file in files})]
 
     def files(self, slice_: str) -> tuple[Folder, ...]:
         """The staged files of a slice."""
-        return tuple(files_in(self.windows / f"slice={slice_}"))
+        found = (self.staged() or {}).get(slice_)
+        return tuple(self.path / file for file in found.files) if found else ()
 
     def decide(self, verdicts: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the audit's verdicts, slice by slice."""
@@ -166,7 +184,7 @@ class RunFolder:
     def keep_gone(self, slice_: str, windows: pa.Table) -> None:
         """Before a slice is replaced: the windows that it served until then, or had served and nobody has told."""
         folder = self.path / _GONE
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with whole(folder / f"{slice_}.parquet") as new:
             write(windows, new)
 
@@ -213,14 +231,22 @@ class RunFolder:
         write_whole(self.path / f"{name}.json", json.dumps(document).encode())
 
     def _read(self, name: str) -> dict[str, Any] | None:
+        """A document of the run. One that cannot be read is given up: a copy of it is kept, and it is gone."""
         file = self.path / f"{name}.json"
-        return dict(json.loads(file.read_text())) if file.is_file() else None
+        try:
+            return dict(json.loads(file.read_text())) if file.is_file() else None
+        except ValueError:
+            if isinstance(file, Path):
+                give_up(file, self.report)
+                file.unlink(missing_ok=True)
+            return None
 
 
 def slices_left(lake_root: Folder, pipeline: Pipeline) -> set[str]:
     """The slices of runs that have not ended: they died, or somebody has yet to decide, or they are under way."""
-    root = _root(lake_root, pipeline)
-    return {slice_ for folder in (root.iterdir() if root.is_dir() else ()) for slice_ in RunFolder(folder).left}
+    root, report = _root(lake_root, pipeline), report_of(lake_root)
+    folders = root.iterdir() if root.is_dir() else ()
+    return {slice_ for folder in folders for slice_ in RunFolder(folder, report).left}
 
 
 def discard_old(lake_root: Folder, pipeline: Pipeline) -> None:

@@ -28,7 +28,7 @@ def audit(pipeline: Pipeline, windows: Any, slices: pd.DataFrame, *, run: str, d
         windows: the rows of all slices, a frame of pandas, Arrow or Spark: window_start, window_end, keys, measures and
             slice. Arrow is exact where pandas has made a DOUBLE of a BIGINT with nulls.
         slices: one row for each slice, also for those without windows: slice, rows, events, read, counted,
-            window_events, usual_rows; the last three may be null.
+            window_events, inputs, expected, usual_rows; those behind read may be null.
         run: its name, for the page.
         docs: the file of the page.
 

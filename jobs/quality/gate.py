@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import reduce
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,18 @@ import pyarrow.dataset as ds
 
 from jobs.connectors import planning
 from jobs.connectors.checksums import checksum
-from jobs.connectors.final import FinalTable, columns_of
+from jobs.connectors.final import INPUTS, FinalTable, columns_of
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.parquet import arrow_place
 from jobs.connectors.runs import KEPT_SECONDS, Plan, RunFolder, Work, name_of
 from jobs.connectors.states import State
+from jobs.connectors.tries import StagedSlice
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.spec import Pipeline, Severity
 from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, audit
-from jobs.quality.verdict import Verdict
+from jobs.quality.verdict import Failure, Verdict
 from jobs.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -35,8 +37,7 @@ _HISTORY = 20
 
 def staged_rows(lake_root: Folder, pipeline: Pipeline, run: str) -> int:
     """How many rows a run has staged: what decides between an audit in memory and one by Spark."""
-    folder = RunFolder.of(lake_root, pipeline, run)
-    return sum(_dataset(pipeline, folder, work.slice).count_rows() for work in folder.plan().work)
+    return sum(slice_.rows for slice_ in (RunFolder.of(lake_root, pipeline, run).staged() or {}).values())
 
 
 def is_small(rows: int) -> bool:
@@ -49,32 +50,55 @@ def examine(
 ) -> dict[str, Verdict]:
     """Judge the staged slices of a run; verdicts go to its folder, and bad ones to the ledger and the incidents."""
     folder = RunFolder.of(lake_root, pipeline, run)
-    plan, read = folder.plan(), folder.events_read()
-    if read is None:
+    whole, staged, failed = folder.plan(), folder.staged(), folder.failed()
+    if staged is None:
         raise Refusal(f"run {run!r} of {pipeline.name!r} has staged nothing: clear its recompute, or plan it anew")
+    plan = whole.only(staged)
     docs = page_of(lake_root, pipeline, run)
     said = str(docs).removeprefix(f"{lake_root}/")
     now_ms = round(time.time() * 1000)
     planning.note(lake_root, pipeline, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=said) for w in plan.work))
-    rows = {work.slice: _dataset(pipeline, folder, work.slice) for work in plan.work}
+    rows = {name: _dataset(pipeline, folder, name) for name in plan.names}
+    _require_all(folder, staged, rows)
     page.discard_old(docs.parent, KEPT_SECONDS)
-    verdicts = _judge(lake_root, pipeline, plan, rows, read, docs, spark)
-    folder.decide(
-        {
-            work.slice: {
-                "passed": verdicts[work.slice].passed,
-                "failures": [
-                    {**asdict(failure), "sentence": failure.sentence} for failure in verdicts[work.slice].worst_first
-                ],
-                "rows": rows[work.slice].count_rows(),
-                "checksum": checksum(pipeline, rows[work.slice]),
-            }
-            for work in plan.work
-        }
-    )
-    _block(lake_root, pipeline, plan, verdicts, said, link)
+    verdicts = _judge(lake_root, pipeline, plan, rows, staged, docs, spark)
+    documents = {
+        name: _document(verdict, rows=staged[name].rows, checksum=checksum(pipeline, rows[name]))
+        for name, verdict in verdicts.items()
+    }
+    verdicts |= {name: _not_computed(name, why) for name, why in failed.items()}
+    folder.decide(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
+    _block(lake_root, pipeline, whole.only(verdicts), verdicts, said, link)
     reach(FailPoint.AUDITED, 0)
     return verdicts
+
+
+def _require_all(folder: RunFolder, staged: Mapping[str, StagedSlice], rows: Mapping[str, ds.Dataset]) -> None:
+    """Refuse to judge less than was staged: a file that is gone, or shorter, says nothing of the data."""
+    there = {name: found.count_rows() for name, found in rows.items()}
+    if torn := [name for name, slice_ in staged.items() if there[name] != slice_.rows]:
+        first = torn[0]
+        raise Refusal(
+            f"{staged[first].rows:,} rows of slice {first} were staged in {folder.path}, {there[first]:,} are there "
+            f"({len(torn)} slices are so): nothing is published, and the next run computes them again"
+        )
+
+
+def _document(verdict: Verdict, *, rows: int, checksum: str) -> dict[str, Any]:
+    """What is kept of a verdict. Without a checksum there are no rows that somebody could approve."""
+    failures = [{**asdict(failure), "sentence": failure.sentence} for failure in verdict.worst_first]
+    return {"passed": verdict.passed, "failures": failures, "rows": rows, "checksum": checksum}
+
+
+def _not_computed(slice_: str, why: str) -> Verdict:
+    failure = Failure(
+        expectation="the slice can be computed",
+        type="computed",
+        column=None,
+        severity=Severity.CRITICAL,
+        observed=why,
+    )
+    return Verdict(slice=slice_, failures=(failure,))
 
 
 def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
@@ -87,7 +111,7 @@ def _judge(
     pipeline: Pipeline,
     plan: Plan,
     rows: Mapping[str, ds.Dataset],
-    read: Mapping[str, int],
+    staged: Mapping[str, StagedSlice],
     docs: Folder,
     spark: "SparkSession | None",
 ) -> dict[str, Verdict]:
@@ -95,21 +119,17 @@ def _judge(
         return {}
     final = FinalTable.read(lake_root, pipeline)
     usual = _usual_rows(final) if final else None
-    facts = pd.DataFrame([_facts(pipeline, work, rows[work.slice], read, usual) for work in plan.work])
-    folder = RunFolder.of(lake_root, pipeline, plan.run)
-    windows: Any = spark.read.parquet(str(folder.windows)) if spark else _in_memory(rows)
+    facts = pd.DataFrame([_facts(pipeline, work, rows[work.slice], staged[work.slice], usual) for work in plan.work])
+    windows: Any = _by_spark(spark, RunFolder.of(lake_root, pipeline, plan.run)) if spark else _in_memory(rows)
     return audit(pipeline, windows, facts, run=plan.run, docs=docs)
 
 
 def _dataset(pipeline: Pipeline, folder: RunFolder, slice_: str) -> ds.Dataset:
     places = [arrow_place(file) for file in folder.files(slice_)]
+    columns = columns_of(pipeline).append(pa.field(INPUTS, pa.int64()))
     if not places:
-        return _nothing(pipeline)
-    return ds.dataset([name for name, _ in places], columns_of(pipeline), format="parquet", filesystem=places[0][1])
-
-
-def _nothing(pipeline: Pipeline) -> ds.Dataset:
-    return ds.dataset(columns_of(pipeline).empty_table())
+        return ds.dataset(columns.empty_table())
+    return ds.dataset([name for name, _ in places], columns, format="parquet", filesystem=places[0][1])
 
 
 def _in_memory(rows: Mapping[str, ds.Dataset]) -> pa.Table:
@@ -120,16 +140,24 @@ def _in_memory(rows: Mapping[str, ds.Dataset]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
+def _by_spark(spark: "SparkSession", folder: RunFolder) -> Any:
+    """Each try has a folder of its own, which Spark takes for another partition scheme: they are read one by one."""
+    frames = [spark.read.parquet(str(stage)) for stage in folder.stages()]
+    return reduce(lambda one, other: one.unionByName(other), frames)
+
+
 def _facts(
-    pipeline: Pipeline, work: Work, rows: ds.Dataset, read: Mapping[str, int], usual: float | None
+    pipeline: Pipeline, work: Work, rows: ds.Dataset, staged: StagedSlice, usual: float | None
 ) -> dict[str, Any]:
     return {
         "slice": work.slice,
-        "rows": rows.count_rows(),
+        "rows": staged.rows,
         "events": work.events,
-        "read": read.get(work.slice, 0),
+        "read": staged.read,
         "counted": _sum(rows, pipeline.counts) if pipeline.counts else None,
         "window_events": work.window_events if pipeline.counts else None,
+        "inputs": _sum(rows, INPUTS),
+        "expected": staged.expected,
         "usual_rows": usual,
     }
 
@@ -155,6 +183,7 @@ def _usual_rows(final: FinalTable) -> float | None:
 def _block(
     lake_root: Folder, pipeline: Pipeline, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None
 ) -> None:
+    """``plan``: only of slices that have a verdict."""
     bad = [work for work in plan.work if not verdicts[work.slice].passed]
     if not bad:
         return

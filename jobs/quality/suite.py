@@ -22,7 +22,7 @@ SERVED = "served"
 _NAMES_SHOWN = 5
 
 _Checked = TypeVar("_Checked")
-_KNOWN = ("rows", "events", "read", "counted", "window_events")
+_KNOWN = ("rows", "events", "read", "counted", "window_events", "inputs", "expected")
 Mask = Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
@@ -70,6 +70,13 @@ def of_slices() -> tuple[Rule, ...]:
             "counted {counted}, accepted {window_events}",
             ignore="either_value_is_missing",
         ),
+        _equal(
+            "inputs",
+            "expected",
+            "each row of the transform is in each of its windows",
+            "in windows {inputs}, made of events {expected}",
+            ignore="either_value_is_missing",
+        ),
         _usual("rows", "fewest", f"rows are at least 1/{USUAL_FACTOR} of the usual number"),
         _usual("most", "rows", f"rows are at most {USUAL_FACTOR} times the usual number"),
     )
@@ -113,7 +120,7 @@ def facts_of_slices(slices: pd.DataFrame, staged: Mapping[str, int]) -> pd.DataF
     facts = [_facts(row, staged.get(row["slice"], 0)) for row in slices.to_dict("records")]
     # In order: Spark finds them in any.
     strange = sorted(staged.keys() - set(slices["slice"]))
-    nothing = {"rows": 0, "events": 0, "read": 0, "counted": None, "window_events": None, "usual_rows": None}
+    nothing = {"rows": 0, "events": 0, "read": 0, **dict.fromkeys((*_KNOWN[3:], "usual_rows"))}
     facts += [_facts({"slice": name, **nothing}, staged[name]) for name in strange]
     return pd.DataFrame(facts, columns=["slice", "staged", *nothing, "fewest", "most"], dtype=object)
 

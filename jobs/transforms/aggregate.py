@@ -12,13 +12,24 @@ from jobs.pipelines.spec import Pipeline, RefusedDefinitionError, Window, Window
 SLICE_FORMAT = "yyyyMMdd'T'HHmmss'Z'"
 
 
-def aggregate(events: DataFrame, pipeline: Pipeline) -> DataFrame:
+def aggregate(events: DataFrame, pipeline: Pipeline, *more: Column) -> DataFrame:
     """Apply the transform and the measures to accepted events.
 
     Returns:
-        window_start, window_end, the pipeline's keys, its measures and the slice of each window.
+        window_start, window_end, the pipeline's keys, its measures, the slice of each window, and what else is to be
+        aggregated.
     """
-    return measure(transform(events, pipeline), pipeline, window_of(pipeline.window))
+    return measure(transform(events, pipeline), pipeline, window_of(pipeline.window), *more)
+
+
+def inputs_of_windows(events: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """A row for each window into which a row of the transform falls: window_start and slice.
+
+    It shares nothing with `aggregate` but the transform, so it tells whether a row was lost on the way into windows.
+    """
+    windows = transform(events, pipeline).select(window_of(pipeline.window).alias("window"))
+    start = F.col("window.start")
+    return windows.select(start.alias("window_start"), slice_of(start, pipeline.slice_seconds).alias("slice"))
 
 
 def transform(events: DataFrame, pipeline: Pipeline, carry: tuple[str, ...] = ()) -> DataFrame:

@@ -23,6 +23,7 @@ from jobs.connectors.final_topic import tombstones
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old
 from jobs.connectors.states import Boundary, Counted, Entry, Header, State
+from jobs.connectors.tries import StagedSlice
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import Measure
@@ -280,7 +281,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
     def whole(lake: Path) -> None:
         folder = RunFolder.of(lake, SUM, "r")
         folder.begin(plan_of("r", work_of(FIRST.name)))
-        folder.staged({FIRST.name: 1})
+        folder.take({FIRST.name: StagedSlice(read=1)})
         folder.decide({FIRST.name: {"passed": True}})
         folder.keep_gone(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
         folder.end()
@@ -295,7 +296,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
             folder = RunFolder.of(lake, SUM, "r")
             done = at if moment != "after" else at + 1
             assert (folder.verdicts() is None) is (done < 6)
-            assert (folder.events_read() is None) is (done < 4)
+            assert (folder.staged() is None) is (done < 4)
             assert (folder.gone(FIRST.name) is None) is (done < 8)
             if done < 2:
                 with pytest.raises(Refusal, match="holds no plan"):

@@ -65,7 +65,8 @@ def slices(of: list[dict[str, Any]], **changes: list[Any]) -> pd.DataFrame:
     counts = [staged[name] for name in SLICES]
     events = [2 * count for count in counts]
     made = {"slice": list(SLICES), "rows": counts, "events": events, "read": events, "counted": events}
-    return pd.DataFrame(made | {"window_events": events, "usual_rows": [None] * 3} | changes)
+    made |= {"window_events": events, "inputs": events, "expected": events, "usual_rows": [None] * 3}
+    return pd.DataFrame(made | changes)
 
 
 _LAST_DIGIT = Decimal("0.0000000001")

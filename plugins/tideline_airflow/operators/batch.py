@@ -13,6 +13,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from jobs.connectors.tries import TASK_VARIABLE, process_words
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import Pipeline
 from jobs.settings import Settings
@@ -32,6 +33,10 @@ _ACCOUNT_NICE = 5
 _KEPT_LINES = 30
 _END_SECONDS = 4.0
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ")
+
+
+class DriverError(AirflowException):
+    """A driver ended before its work was done, and told no reason that a person could mend."""
 
 
 class PipelineOperator(BaseOperator):
@@ -88,6 +93,8 @@ class BatchJobOperator(PipelineOperator):
             conf=self.conf,
             brief=events is not None and events <= _BRIEF_EVENTS,
         )
+        # A driver whose task is killed is told by nobody: it watches the task.
+        environment[TASK_VARIABLE] = process_words()
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # In the task's own process group: what ends the task ends the driver.
         with subprocess.Popen(command, env=environment, text=True, errors="replace", **pipes) as self._process:
@@ -100,7 +107,7 @@ class BatchJobOperator(PipelineOperator):
         if words:
             raise AirflowFailException(words.removeprefix(_REFUSAL))
         end = f"; the last line of its log: {last[-1]}" if last else ""
-        raise AirflowException(f"the driver of {' '.join(arguments[:2])} ended with {self._process.returncode}{end}")
+        raise DriverError(f"the driver of {' '.join(arguments[:2])} ended with {self._process.returncode}{end}")
 
     def _say(self, process: "subprocess.Popen[str]") -> "deque[str]":
         last: deque[str] = deque(maxlen=_KEPT_LINES)

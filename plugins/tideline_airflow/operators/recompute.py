@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from jobs.connectors.isolation import ComputeError, isolate
 from jobs.connectors.runs import Plan, RunFolder
 from jobs.connectors.states import Request
+from jobs.connectors.tries import StagedSlice, Try
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.refusal import Refusal
 from tideline_airflow.links import DataDocsLink, SlicesLink
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.notifiers.incident import AlreadyTold
-from tideline_airflow.operators.batch import BatchJobOperator, PipelineOperator
+from tideline_airflow.operators.batch import BatchJobOperator, DriverError, PipelineOperator
 from tideline_airflow.partitions import asset_of, key_of, seconds_until_over
 from tideline_airflow.requests import Asked, asked
 from tideline_airflow.tables import as_text
@@ -84,20 +86,51 @@ class PlanOperator(PipelineOperator):
 
 
 class RecomputeOperator(BatchJobOperator):
-    """Computes the windows of all planned slices in one Spark job; without windows there is none."""
+    """Computes the windows of all planned slices in one Spark job; without windows there is none.
+
+    If the job fails in the task's last try, the slices are halved until those are found that fail alone. They will be
+    blocked; the others become final.
+    """
 
     def execute(self, context: Context) -> None:
         """Stage rows; what an earlier try of this task has left is gone before."""
-        run_id, settings = context["dag_run"].run_id, self.settings()
+        run_id, settings, task = context["dag_run"].run_id, self.settings(), context["ti"]
         folder = RunFolder.of(settings.lake_root, self.definition, run_id)
         plan = _plan_or_skip(folder)
         folder.begin(plan)
-        if plan.has_windows:
-            events = sum(work.window_events for work in plan.work)
-            self.submit("recompute", self.pipeline, "--run", run_id, events=events)
-        else:
-            folder.staged({})
+        staged = {work.slice: StagedSlice() for work in plan.work if not work.window_events}
+        if not plan.has_windows:
+            folder.take(staged)
             self.log.info("No windows in %d slices: nothing to compute.", len(plan.work))
+            return
+        busy = plan.only(name for name in plan.names if name not in staged)
+        if task.try_number <= task.max_tries:
+            # What fails for a moment is tried again as a whole.
+            folder.take(staged | self._compute(folder, busy))
+            return
+        found = isolate(busy.names, lambda group: self._compute_group(folder, busy.only(group)))
+        for result in found.results:
+            staged |= result
+        folder.take(staged, found.culprits)
+        for name, why in found.culprits.items():
+            self.log.error("slice %s cannot be computed: %s", name, why)
+
+    def _compute_group(self, folder: RunFolder, part: Plan) -> dict[str, StagedSlice]:
+        try:
+            return self._compute(folder, part)
+        except DriverError as error:
+            self.log.warning("%d slices could not be computed together: %s", len(part.work), error)
+            raise ComputeError(str(error)) from error
+
+    def _compute(self, folder: RunFolder, part: Plan) -> dict[str, StagedSlice]:
+        own = Try.begin(folder.path, part.names)
+        events = sum(work.window_events for work in part.work)
+        try:
+            self.submit("recompute", self.pipeline, "--run", part.run, "--try", own.name, events=events)
+            return own.said()
+        except BaseException:
+            own.give_up()
+            raise
 
 
 class AuditOperator(BatchJobOperator):
