@@ -1,15 +1,25 @@
 """The audit of a run on its own files: what is judged where nothing was staged."""
 
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from jobs.connectors import publishing
+from jobs.connectors.final import INPUTS, columns_of
+from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.ledger import Ledger
+from jobs.connectors.parquet import write
 from jobs.connectors.runs import RunFolder
 from jobs.connectors.states import State, with_late
-from jobs.connectors.tries import StagedSlice
+from jobs.connectors.tries import StagedSlice, Try
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import slice_named
 from jobs.quality import gate
+from jobs.refusal import Refusal
+from jobs.settings import Settings
 from tests.connectors import test_final as finals
 
 SUM = PIPELINES["rolling_sum"]
@@ -55,6 +65,71 @@ def test_late_events_that_another_plan_has_counted_stay_counted(tmp_path: Path, 
     newest = Ledger.open(tmp_path, SUM).newest()[EMPTY]
     assert newest.state is (State.BLOCKED if blocked else State.AUDITING)
     assert newest.late == 5
+
+
+WORDS = PIPELINES["word_count"]
+FULL = "20261119T000000Z"
+
+
+def staged_words(lake: Path, *, there: int, said: int, inputs: int) -> RunFolder:
+    """A run of `word_count` on a slice of three lines, which hold five words."""
+    folder = RunFolder.of(lake, WORDS, "r")
+    plan = replace(finals.plan_of("r", finals.work_of(FULL, events=3)), pipeline=WORDS.name)
+    folder.begin(plan)
+    own = Try.begin(folder.path, [FULL])
+    start = slice_named(WORDS, FULL).start
+    rows = [
+        {"window_start": start, "window_end": start + timedelta(minutes=1), "word": f"w{number}", "occurrences": 1}
+        | {INPUTS: inputs if number == 0 else 1}
+        for number in range(there)
+    ]
+    schema = pa.schema([*columns_of(WORDS), pa.field(INPUTS, pa.int64())])
+    write(pa.Table.from_pylist(rows, schema), own.stage / f"slice={FULL}" / "0.parquet")
+    files = (f"{own.stage.name}/slice={FULL}/0.parquet",)
+    own.say({FULL: StagedSlice(read=3, expected=5, rows=said, files=files)})
+    folder.take(own.said())
+    return folder
+
+
+def test_a_stage_that_has_lost_rows_is_not_judged(tmp_path: Path) -> None:
+    folder = staged_words(tmp_path, there=1, said=5, inputs=1)
+    with pytest.raises(Refusal, match=f"5 rows of slice {FULL} were staged in .*, 1 are there"):
+        gate.examine(tmp_path, WORDS, "r")
+    assert folder.verdicts() is None
+
+
+@pytest.mark.parametrize(("there", "inputs", "passes"), [(5, 1, True), (4, 2, True), (4, 1, False), (0, 0, False)])
+def test_words_that_were_lost_on_the_way_are_noticed(tmp_path: Path, there: int, inputs: int, passes: bool) -> None:
+    """An event makes many words or none: what must be there comes from another plan than what is there."""
+    staged_words(tmp_path, there=there, said=there, inputs=inputs)
+    verdict = gate.examine(tmp_path, WORDS, "r")[FULL]
+    assert verdict.passed is passes, verdict.sentence
+    if not passes:
+        assert f"in windows {there}, made of events 5" in verdict.sentence
+
+
+def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
+    folder.take({EMPTY: StagedSlice()}, {FULL: "ARITHMETIC_OVERFLOW in sum"})
+    verdicts = gate.examine(tmp_path, SUM, "r")
+    assert {name: verdict.passed for name, verdict in verdicts.items()} == {FULL: False, EMPTY: True}
+    line = Ledger.open(tmp_path, SUM).newest()[FULL]
+    assert (line.state, line.reason) == (State.BLOCKED, "the slice can be computed (ARITHMETIC_OVERFLOW in sum)")
+    (incident,) = Incidents.of(tmp_path).still_open(blocked(SUM.name, ""))
+    assert FULL in incident.key
+    assert "ARITHMETIC_OVERFLOW" in incident.text
+    settings = replace(Settings.from_env({}), lake_root=tmp_path)
+    with pytest.raises(Refusal, match=f"slice {FULL} was not computed in run 'r', so there is nothing to publish"):
+        publishing.publish(settings, SUM, "r", {FULL: "somebody"})
+
+
+def test_slices_that_were_not_tried_are_left_alone(tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
+    folder.take({EMPTY: StagedSlice()})
+    assert set(gate.examine(tmp_path, SUM, "r")) == {EMPTY}
+    assert set(folder.verdicts() or {}) == {EMPTY}
 
 
 def test_of_a_run_that_only_tells_nothing_is_judged(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The shared plan against the oracle: any order of the events gives the same windows."""
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -8,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import Measure, RefusedDefinitionError
-from jobs.transforms.aggregate import aggregate
+from jobs.transforms.aggregate import aggregate, inputs_of_windows
 from tests import oracle
 from tests.oracle import Event, Record
 
@@ -31,13 +32,16 @@ CASES = {"rolling_sum": _numbers, "rolling_sum_sliding": _numbers, "word_count":
 COLUMNS = {"numbers": "key string, value decimal(18,6)", "lines": "text string"}
 
 
-def found(spark: SparkSession, pipeline: str, events: list[Event]) -> dict[tuple[int, str], dict[str, Any]]:
+def frame_of(spark: SparkSession, pipeline: str, events: list[Event]) -> DataFrame:
     source = oracle.SOURCE_OF[pipeline]
     rows = [(datetime.fromtimestamp(e.event_ms / 1000, UTC), *e.columns.values()) for e in events]
-    frame = spark.createDataFrame(rows, f"event_time timestamp, {COLUMNS[source]}")
+    return spark.createDataFrame(rows, f"event_time timestamp, {COLUMNS[source]}")
+
+
+def found(spark: SparkSession, pipeline: str, events: list[Event]) -> dict[tuple[int, str], dict[str, Any]]:
     definition = PIPELINES[pipeline]
     answer = {}
-    for row in aggregate(frame, definition).collect():
+    for row in aggregate(frame_of(spark, pipeline, events), definition).collect():
         start = round(row.window_start.replace(tzinfo=UTC).timestamp() * 1000)
         at = (start, row[definition.keys[0]])
         assert at not in answer
@@ -54,6 +58,24 @@ def test_equals_the_oracle_in_any_order(spark: SparkSession, pipeline: str) -> N
         shuffled = list(events)
         chance.shuffle(shuffled)
         assert found(spark, pipeline, shuffled) == oracle.aggregate(pipeline, events)
+
+    judge()
+
+
+@pytest.mark.parametrize("pipeline", CASES)
+def test_the_rows_that_must_be_in_windows_are_those_of_the_oracle(spark: SparkSession, pipeline: str) -> None:
+    """Also where one event makes many rows, or none."""
+
+    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(CASES[pipeline], max_size=40))
+    def judge(events: list[Event]) -> None:
+        found = inputs_of_windows(frame_of(spark, pipeline, events), PIPELINES[pipeline]).collect()
+        starts = Counter(round(row.window_start.replace(tzinfo=UTC).timestamp() * 1000) for row in found)
+        wanted = Counter[int]()
+        for event in events:
+            for start in oracle.windows_of(event.event_ms, *oracle.SHAPES[pipeline]):
+                wanted[start] += len(list(oracle.contributions(pipeline, event)))
+        assert starts == +wanted
 
     judge()
 

@@ -108,7 +108,10 @@ class RecomputeOperator(BatchJobOperator):
             # What fails for a moment is tried again as a whole.
             folder.take(staged | self._compute(folder, busy))
             return
-        found = isolate(busy.names, lambda group: self._compute_group(folder, busy.only(group)))
+        try:
+            found = isolate(busy.names, lambda group: self._compute_group(folder, busy.only(group)))
+        except ComputeError as error:
+            raise DriverError(f"no slice could be computed, so the cause is none of the slices: {error}") from error
         for result in found.results:
             staged |= result
         folder.take(staged, found.culprits)
