@@ -217,46 +217,56 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
 
 
 def _whole(path: Folder) -> DeltaTable:
-    """A table without the entry that a power cut has torn: nobody was told of it, so it was never made.
+    """A table without what a power cut has torn: the newest commit, of which nobody was told, or a checkpoint.
 
-    Only of an entry on a disk: a bucket has whole ones or none.
+    Only on a disk: what is in a bucket is whole.
     """
     try:
         table = DeltaTable(str(path))
     except DeltaError:
-        if not (torn := _torn_entry(path)):
+        if not (torn := _torn_files(path)):
             raise
     else:
         newest = _entry(path, table.version())
         # The library takes an empty entry for a commit that changes nothing.
-        torn = newest if isinstance(newest, Path) and newest.is_file() and not newest.stat().st_size else None
-        if torn is None:
+        torn = [newest] if isinstance(newest, Path) and newest.is_file() and not newest.stat().st_size else []
+        if not torn:
             return table
-    aside = Path(str(path)) / "_aside" / f"{torn.name}-{uuid.uuid4().hex}"
-    log.warning("the last commit of %s was torn, as by a power cut: it is put aside as %s", path, aside)
-    make_folder(aside.parent)
-    torn.rename(aside)
-    make_durable(torn.parent)
+    for file in torn:
+        aside = Path(str(path)) / "_aside" / f"{file.name}-{uuid.uuid4().hex}"
+        log.warning("%s was torn, as by a power cut: it is put aside as %s", file, aside)
+        make_folder(aside.parent)
+        file.rename(aside)
+        make_durable(file.parent)
     return DeltaTable(str(path))
 
 
-def _torn_entry(path: Folder) -> Path | None:
-    """The newest entry of a log, if it cannot be read."""
-    entries = sorted((path / "_delta_log").glob("*.json")) if isinstance(path, Path) else []
-    return entries[-1] if entries and _is_torn(entries[-1]) else None
+def _torn_files(path: Folder) -> list[Path]:
+    """The newest entry of a log, and its newest checkpoint, if they cannot be read. Commits before are durable."""
+    if not isinstance(path, Path):
+        return []
+    log_folder = path / "_delta_log"
+    newest = [max(log_folder.glob(pattern), default=None) for pattern in ("*.json", "*.checkpoint*.parquet")]
+    return [file for file in newest if file and _is_torn(file)]
 
 
-def _is_torn(entry: Path) -> bool:
+def _is_torn(file: Path) -> bool:
     try:
-        return not [json.loads(line) for line in entry.read_text(encoding="utf-8").splitlines()]
-    except ValueError:
+        if file.suffix == ".json":
+            return not [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        pq.read_metadata(file)
+    except (ValueError, pa.ArrowException):
         return True
+    return False
 
 
 def keep_entry(path: Folder, version: int) -> None:
-    """Make a commit durable. A checkpoint of the log need not be: the entries that it sums up stay for hours."""
+    """Make a commit durable, and the checkpoint of the log that the library may have written with it."""
     entry = _entry(path, version)
-    make_durable(entry, entry.parent)
+    checkpoint = entry.parent / f"{version:020}.checkpoint.parquet"
+    # A bucket has no need of it, and each question is a request.
+    made = [checkpoint] if isinstance(checkpoint, Path) and checkpoint.is_file() else []
+    make_durable(entry, *made, entry.parent)
 
 
 def _entry(path: Folder, version: int) -> Folder:
