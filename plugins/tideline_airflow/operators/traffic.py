@@ -29,7 +29,7 @@ class GenerateTrafficOperator(BaseOperator):
         kafka_conn_id: str = KafkaHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """All but the connection may be templates that render to native values."""
+        """All but the connection may be templates, or params of the DAG, which keep their types."""
         super().__init__(**kwargs)
         self.sources = sources
         self.rate = rate
