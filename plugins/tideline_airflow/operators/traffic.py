@@ -1,6 +1,5 @@
 """Demo traffic as a task."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 
+from tideline_airflow.environment import of_child
 from tideline_airflow.hooks.kafka import KafkaHook
 
 
@@ -53,7 +53,7 @@ class GenerateTrafficOperator(BaseOperator):
 
     def start(self) -> dict[str, "subprocess.Popen[bytes]"]:
         """One process for each source."""
-        environment = {**os.environ, **KafkaHook(self.kafka_conn_id).environment()}
+        environment = of_child(self.kafka_conn_id)
         for source in self.sources:
             self._running[source] = subprocess.Popen(self.command(source), env=environment)
         return self._running
