@@ -11,6 +11,7 @@ import typer
 from deltalake import DeltaTable
 
 from jobs.cli import app
+from jobs.connectors.incidents import as_table
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.spec import dag_id_of
 from jobs.query import Lake
@@ -74,6 +75,12 @@ def test_named_dags_exist():
         )
     }
     assert named - _MADE_UP <= {*map(dag_id_of, STREAMS), *_OTHER_DAGS, *_BATCH_DAGS}
+
+
+def test_the_columns_of_incidents_are_those_of_the_relation():
+    (chapter,) = re.findall(r"### `incidents`\n(.*?)\n\n[^|]", (PROJECT / "docs" / "data.md").read_text(), re.DOTALL)
+    named = [name for cell in re.findall(r"(?m)^\| (`.+?) \|", chapter) for name in re.findall(r"`(\w+)`", cell)]
+    assert named == as_table([]).column_names
 
 
 @pytest.mark.spark

@@ -340,11 +340,13 @@ def as_table(incidents: Iterable[Incident]) -> "pa.Table":
     import pyarrow as pa
 
     moment = pa.timestamp("us", tz="UTC")
-    columns = {"key": pa.string(), "opened": moment, "updated": moment, "closed": pa.bool_()}
+    columns = {"key": pa.string(), "opened": moment, "updated": moment, "closed": moment}
     schema = pa.schema({**columns, "text": pa.string(), "link": pa.string(), "told": pa.bool_()})
     rows = [
         {name: getattr(incident, name) for name in schema.names}
         | {"opened": round(incident.opened * 1e6), "updated": round(incident.updated * 1e6)}
+        # The word that closes an incident is its last.
+        | {"closed": round(incident.updated * 1e6) if incident.closed else None}
         for incident in incidents
     ]
     return pa.Table.from_pylist(rows, schema=schema)

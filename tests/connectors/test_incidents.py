@@ -387,9 +387,10 @@ def test_they_are_a_table(incidents: Incidents, clock: Clock) -> None:
     table = as_table(incidents.all()).to_pylist()
     moments = {"opened": datetime.fromtimestamp(0, UTC), "updated": datetime.fromtimestamp(5400, UTC)}
     shown = {row["key"]: row for row in table}
-    told = {"closed": True, "text": "it runs", "link": "http://here", "told": True}
+    told = {"closed": moments["updated"], "text": "it runs", "link": "http://here", "told": True}
     assert shown["a"] == {"key": "a", **moments, **told}
-    assert (shown["b"]["told"], shown["b"]["link"], shown["c"]["told"]) == (True, None, False)
+    assert (shown["b"]["told"], shown["b"]["link"], shown["b"]["closed"]) == (True, None, None)
+    assert not shown["c"]["told"]
     assert as_table([]).schema == as_table(incidents.all()).schema
 
 
