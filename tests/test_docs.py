@@ -11,10 +11,9 @@ import typer
 from deltalake import DeltaTable
 
 from jobs.cli import app
-from jobs.connectors.incidents import as_table
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.spec import dag_id_of
-from jobs.query import Lake
+from jobs.query import Lake, incidents_table
 from jobs.settings import PROJECT
 
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -80,7 +79,7 @@ def test_named_dags_exist():
 def test_the_columns_of_incidents_are_those_of_the_relation():
     (chapter,) = re.findall(r"### `incidents`\n(.*?)\n\n[^|]", (PROJECT / "docs" / "data.md").read_text(), re.DOTALL)
     named = [name for cell in re.findall(r"(?m)^\| (`.+?) \|", chapter) for name in re.findall(r"`(\w+)`", cell)]
-    assert named == as_table([]).column_names
+    assert named == incidents_table([]).column_names
 
 
 @pytest.mark.spark
