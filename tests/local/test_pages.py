@@ -64,3 +64,12 @@ def test_keys_of_incidents_are_made_nowhere_else():
     made = re.compile(r'f"(?:account|check|dag|recompute|stream)\.[^"]*[^."]"')
     code = [*(PROJECT / "jobs").rglob("*.py"), *(PROJECT / "plugins").rglob("*.py")]
     assert [file.name for file in code if made.search(file.read_text())] == ["incidents.py"]
+
+
+def test_nobody_budgets_a_retention_that_does_not_exist():
+    """No setting and no job removes rows of `events`: the page that says how large a disk must be says so."""
+    settings = re.findall(r"(?m)^#?([A-Z_]+)=", (PROJECT / ".env.example").read_text())
+    assert [name for name in settings if name.startswith("EVENTS_")] == []
+    text = " ".join((pages.PAGES / "growing.md").read_text().split())
+    assert "retention of `events`" not in text
+    assert "its rows are kept for ever" in text
