@@ -72,4 +72,4 @@ def test_nobody_budgets_a_retention_that_does_not_exist():
     assert [name for name in settings if name.startswith("EVENTS_")] == []
     text = " ".join((pages.PAGES / "growing.md").read_text().split())
     assert "retention of `events`" not in text
-    assert "its rows are kept for ever" in text
+    assert "rows of `events` are never deleted" in text
