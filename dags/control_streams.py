@@ -56,12 +56,11 @@ with DAG(
     schedule=None,
     is_paused_upon_creation=False,
     params=PARAMS,
-    render_template_as_native_obj=True,
     **ALERTS,
-):
+) as dag:
     ControlStreamsOperator(
         task_id="control",
         retries=0,
         by="{{ dag_run.triggering_user_name or 'somebody' }} (control_streams)",
-        **{name: f"{{{{ params.{name} }}}}" for name in PARAMS},
+        **{name: dag.param(name) for name in PARAMS},
     )

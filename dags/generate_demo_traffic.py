@@ -59,7 +59,6 @@ with DAG(
     tags=[TAG, "demo"],
     schedule=None,
     params=PARAMS,
-    render_template_as_native_obj=True,
     **ALERTS,
-):
-    GenerateTrafficOperator(task_id="generate", retries=0, **{name: f"{{{{ params.{name} }}}}" for name in PARAMS})
+) as dag:
+    GenerateTrafficOperator(task_id="generate", retries=0, **{name: dag.param(name) for name in PARAMS})

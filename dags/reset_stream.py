@@ -65,7 +65,6 @@ with DAG(
     schedule=None,
     is_paused_upon_creation=False,
     params=PARAMS,
-    render_template_as_native_obj=True,
     **ALERTS,
-):
-    ResetStreamOperator(task_id="reset", retries=0, **{name: f"{{{{ params.{name} }}}}" for name in PARAMS})
+) as dag:
+    ResetStreamOperator(task_id="reset", retries=0, **{name: dag.param(name) for name in PARAMS})

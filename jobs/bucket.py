@@ -157,6 +157,14 @@ def reason_of(error: Exception) -> str | None:
     return " ".join(text.splitlines()[-1].split()[-_REASON_WORDS:]) if text else type(error).__name__
 
 
+def cannot_be_used(root: object, reason: str) -> str:
+    """A sentence about a lake whose store was of no use."""
+    return (
+        f"the lake at {root} cannot be used: {reason}; is the bucket there, and are AWS_ENDPOINT_URL, AWS_REGION "
+        "and the keys right? docs/clusters.md tells what is needed"
+    )
+
+
 def arrow_files() -> S3FileSystem:
     """What Arrow reads and writes buckets by."""
     return _arrow_files(os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_REGION"))

@@ -214,7 +214,7 @@ def status(output: _Format = Output.TABLE) -> None:
 
 @app.command()
 def doctor() -> None:
-    """Check the environment: Python, Spark's versions, Java, disk, ports, jars; exit code 1 if something is wrong."""
+    """Check the environment: Python, Spark, Java, disk, ports, lake, jars; exit code 1 if something is wrong."""
     from local.doctor import checks
     from local.settings import StackSettings
 
@@ -672,14 +672,11 @@ def main() -> None:
         # A job is tried again, and its log has all of it.
         if not root.startswith(("s3://", "s3a://")) or sys.argv[1:2] in _JOBS:
             raise
-        from jobs.bucket import reason_of
+        from jobs.bucket import cannot_be_used, reason_of
 
         if (reason := reason_of(error)) is None:
             raise
-        _refuse(
-            f"the lake at {root} cannot be used: {reason}; is the bucket there, and are AWS_ENDPOINT_URL, AWS_REGION "
-            "and the keys right? docs/clusters.md tells what is needed"
-        )
+        _refuse(cannot_be_used(root, reason))
 
 
 def _refuse(sentence: str) -> None:

@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from jobs.connectors.drift import BALANCE_SCHEMA, drift_schema
 from jobs.connectors.fenced import files_of
 from jobs.connectors.final import live_schema, schema_of
-from jobs.connectors.incidents import Incidents, as_table
+from jobs.connectors.incidents import Incident, Incidents
 from jobs.connectors.ledger import SCHEMA as LEDGER
 from jobs.folders import Folder
 from jobs.pipelines import PIPELINES
@@ -101,7 +101,7 @@ class Lake:
     def _rows(self, name: str) -> ds.Dataset | pa.Table | None:
         """What is in a table; nothing in one that nobody has written rows to, none of one that is still to be made."""
         if self._tables[name] == INCIDENTS:
-            return as_table(Incidents.of(self._root).all())
+            return incidents_table(Incidents.of(self._root).all())
         table, schema = self._table(name), self._schemas.get(name)
         # A live table that was reset before its first row has no columns yet.
         if table is not None and (schema is None or len(table.schema().fields) > 1):
@@ -184,6 +184,21 @@ def _rows(answer: pa.Table) -> list[dict[str, Any]]:
     except (ValueError, OverflowError) as error:
         raise Refusal(f"the answer holds a time outside the years 1 to 9999: cast it to VARCHAR ({error})") from error
     return rows
+
+
+def incidents_table(incidents: Iterable[Incident]) -> pa.Table:
+    """The relation `incidents`."""
+    moment = pa.timestamp("us", tz="UTC")
+    columns = {"key": pa.string(), "opened": moment, "updated": moment, "closed": moment}
+    schema = pa.schema({**columns, "text": pa.string(), "link": pa.string(), "told": pa.bool_()})
+    rows = [
+        {name: getattr(incident, name) for name in schema.names}
+        | {"opened": round(incident.opened * 1e6), "updated": round(incident.updated * 1e6)}
+        # The word that closes an incident is its last.
+        | {"closed": round(incident.updated * 1e6) if incident.closed else None}
+        for incident in incidents
+    ]
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def _json(value: Any) -> str:

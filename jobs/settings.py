@@ -9,6 +9,11 @@ from typing import Self
 from jobs.folders import Folder, folder_at
 from jobs.refusal import Refusal
 
+# What clients of a bucket may be told that creates and commits rest on, and nothing else.
+_SAFE_VALUES = {
+    "AWS_CONDITIONAL_PUT": ("etag",),
+    "AWS_S3_ALLOW_UNSAFE_RENAME": ("false", "0", "no", "off"),
+}
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 PROJECT = Path(__file__).resolve().parent.parent
 JVM_OPTIONS = (
@@ -114,6 +119,12 @@ class Settings:
 
 def _hand_to_clients(env: Mapping[str, str]) -> None:
     """Clients of object stores look into the environment of the process, and nowhere else. What is empty is not set."""
+    for name, safe in _SAFE_VALUES.items():
+        if env.get(name) and env[name].lower() not in safe:
+            raise Refusal(
+                f"{name}={env[name]!r} takes away that a file is created only where there is none, on which every "
+                "lease and commit rests: remove it"
+            )
     for name in (name for name in env if name.startswith("AWS_")):
         if env[name]:
             os.environ[name] = env[name]

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import psutil
 
+from jobs.connectors.documents import Documents
+from jobs.folders import Folder
+from jobs.pipelines.spec import control_of
 from jobs.refusal import Refusal
 from local import jars
 from local.java import find_java
@@ -28,6 +31,7 @@ def checks(settings: StackSettings) -> dict[str, Callable[[], str]]:
         "Java": _java,
         "disk": lambda: _disk(settings.home),
         "ports": lambda: _ports(settings),
+        "lake": lambda: _lake(settings.jobs.lake_root),
         "jars": lambda: _jars(settings),
     }
 
@@ -72,6 +76,23 @@ def _disk(home: Path) -> str:
             "free some, or set TIDELINE_HOME to a larger disk"
         )
     return f"{free / 1e9:.0f} GB free"
+
+
+def _lake(root: Folder) -> str:
+    """A bucket must be there; a folder is made by the first job."""
+    if isinstance(root, Path):
+        if root.exists():
+            Documents.at(root / control_of("_doctor")).require_exclusive_create()
+        return str(root)
+    from jobs.bucket import cannot_be_used, reason_of
+
+    try:
+        Documents.at(root / control_of("_doctor")).require_exclusive_create()
+    except Exception as error:
+        if (reason := reason_of(error)) is None:
+            raise
+        raise Refusal(cannot_be_used(root, reason)) from error
+    return str(root)
 
 
 def _ports(settings: StackSettings) -> str:

@@ -8,6 +8,7 @@ from jobs.pipelines import INGEST, PIPELINES, SOURCES, topics
 from jobs.pipelines.relations import relations
 from jobs.pipelines.spec import Field, Pipeline, Source, Window, WindowKind, dag_id_of
 from jobs.settings import PROJECT
+from local.kafka_rights import rights
 
 PAGES = PROJECT / "docs"
 _PART = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -107,12 +108,18 @@ def _by_hand(job: str) -> str:
     return "python -m jobs ingest" if job == INGEST else f"python -m jobs live {job}"
 
 
+def _rights() -> str:
+    rows = ((f"`{right.who}`", ", ".join(right.operations), _listed(right.topics)) for right in rights())
+    return _table(("who", "needs", "on the topics"), rows)
+
+
 _PARTS: dict[str, Callable[[], str]] = {
     "sources": _sources,
     "pipelines": _pipelines,
     "topics": _topics,
     "relations": _relations,
     "streams": _streams,
+    "rights": _rights,
 }
 
 if __name__ == "__main__":

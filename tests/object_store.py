@@ -16,12 +16,32 @@ import httpx
 from jobs.bucket import Bucket
 from local.ports import free_port
 
+# `moto.server`, as a store would be that does not know the header: it overwrites what it is told to create only. Two
+# first commits of a table that is called `raced` come at the same moment.
+_CARELESS = """
+import sys, threading
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+
+app = DomainDispatcherApplication(create_backend_app)
+both = threading.Barrier(2)
+
+def careless(environ, start_response):
+    environ.pop("HTTP_IF_NONE_MATCH", None)
+    if environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith("/raced/_delta_log/" + 19 * "0" + "1.json"):
+        both.wait(60)
+    return app(environ, start_response)
+
+run_simple("127.0.0.1", int(sys.argv[1]), careless, threaded=True)
+"""
+
 
 @contextmanager
-def serving(log: Path) -> Iterator[dict[str, str]]:
-    """The environment of one whose lake lies there."""
+def serving(log: Path, *, careless: bool = False) -> Iterator[dict[str, str]]:
+    """The environment of one whose lake lies there; ``careless``: in a store that ignores `If-None-Match`."""
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    sound = ["-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, *(["-c", _CARELESS, str(port)] if careless else sound)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
         try:
             url = f"http://127.0.0.1:{port}"

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from jobs.cli import app
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.spec import dag_id_of
-from jobs.query import Lake
+from jobs.query import Lake, incidents_table
 from jobs.settings import PROJECT
 
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -74,6 +74,12 @@ def test_named_dags_exist():
         )
     }
     assert named - _MADE_UP <= {*map(dag_id_of, STREAMS), *_OTHER_DAGS, *_BATCH_DAGS}
+
+
+def test_the_columns_of_incidents_are_those_of_the_relation():
+    (chapter,) = re.findall(r"### `incidents`\n(.*?)\n\n[^|]", (PROJECT / "docs" / "data.md").read_text(), re.DOTALL)
+    named = [name for cell in re.findall(r"(?m)^\| (`.+?) \|", chapter) for name in re.findall(r"`(\w+)`", cell)]
+    assert named == incidents_table([]).column_names
 
 
 @pytest.mark.spark

@@ -142,6 +142,7 @@ class Control:
 
     def reserve(self, owner: Owner, *, launched: bool = False) -> int:
         """Take the next epoch, unless the holder of the last one lives; ``launched``: for a driver still to come."""
+        self.documents.require_exclusive_create()
         last = self.newest()
         if last:
             self._refuse_if_alive(last)
@@ -169,6 +170,7 @@ class Control:
 
     def claim(self, number: int, owner: Owner) -> bool:
         """Become the driver of an epoch whose lease somebody else took; False if there is one already."""
+        self.documents.require_exclusive_create()
         return self.documents.create(_name("driver", number), asdict(owner))
 
     def beat(self, number: int, beat: Beat) -> None:

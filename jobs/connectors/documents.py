@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ from obstore.exceptions import AlreadyExistsError
 from obstore.store import ObjectStore, S3Store
 
 from jobs.folders import Folder, create_whole, make_folder, write_whole
+from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +22,9 @@ log = logging.getLogger(__name__)
 UNREADABLE = "_unreadable"
 # Called once with the file of a document that could not be read.
 Report = Callable[[Path], None]
+_PROBE = "probe"
+# The folders of which this process knows that their store creates only where there is nothing.
+_proven: set[str] = set()
 
 
 class Documents:
@@ -27,15 +33,33 @@ class Documents:
     On a disk a document is durable before another process can see it, unless its writer says otherwise.
     """
 
-    def __init__(self, place: Path | ObjectStore, report: Report | None = None) -> None:
-        """A folder, or any store whose `put` can be told to create only."""
+    def __init__(self, place: Path | ObjectStore, name: str = "", report: Report | None = None) -> None:
+        """A folder, or any store whose `put` can be told to create only; ``name``: what to call it to people."""
         self._place = place
+        self._name = name
         self._report = report
 
     @classmethod
     def at(cls, folder: Folder, report: Report | None = None) -> Self:
         """A folder; it is made if need be."""
-        return cls(folder if isinstance(folder, Path) else folder.store, report)
+        return cls(folder if isinstance(folder, Path) else folder.store, str(folder), report)
+
+    def require_exclusive_create(self) -> None:
+        """Refuse a store that overwrites what it is told to create only. Each process asks once, by two requests.
+
+        Leases rest on it, and so do the commits of delta-rs, which asks a store in the same way. The document stays:
+        of two creates of one name at least the second must fail, however many processes ask at the same time.
+        """
+        if self._name in _proven:
+            return
+        if self.create(_PROBE, {"id": uuid.uuid4().hex}) and self.create(_PROBE, {"id": uuid.uuid4().hex}):
+            raise Refusal(
+                f"the store of {self._name} overwrites what it is told to create only, so two writers would lose "
+                f"each other's rows: set LAKE_ROOT (AWS_ENDPOINT_URL={os.environ.get('AWS_ENDPOINT_URL', '')!r}) to "
+                "a store, or a version of it, that supports `If-None-Match: *`"
+            )
+        if self._name:
+            _proven.add(self._name)
 
     def create(self, name: str, document: dict[str, Any]) -> bool:
         """Write a document that is not there yet; False if it is. Of several writers one creates it."""
@@ -86,8 +110,10 @@ class Documents:
     def names(self) -> list[str]:
         """The names of all documents, in order."""
         if isinstance(self._place, Path):
-            found = self._place.iterdir() if self._place.is_dir() else ()
-            return sorted(file.name for file in found if _is_document(file.name))
+            try:
+                return sorted(file.name for file in self._place.iterdir() if _is_document(file.name))
+            except FileNotFoundError:
+                return []
         return sorted(entry["path"] for entry in self._place.list().collect())
 
     def delete(self, name: str) -> None:

@@ -16,16 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from jobs.connectors.documents import UNREADABLE, Documents, Report
 from jobs.folders import Folder
+from jobs.pipelines import INGEST
 from jobs.pipelines.spec import INCIDENTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
 
 # News of an open incident is kept once an hour: one that repeats every few minutes needs no line for each time.
 _NEWS_SECONDS = 3600.0
@@ -42,6 +39,11 @@ def crash_loop(job: str) -> str:
 def stalled(job: str) -> str:
     """The key of a stream that lives and makes no step."""
     return f"stream.{job}.stalled"
+
+
+def lost(source: str) -> str:
+    """The key of records that `ingest` has passed over, since a reset told it to."""
+    return f"stream.{INGEST}.lost.{source}"
 
 
 def blocked(pipeline: str, slice_: str) -> str:
@@ -316,7 +318,7 @@ class Incidents:
 def report_of(lake_root: Folder) -> Report:
     """How people are told of a small file that could not be read: an incident that is over at once."""
 
-    def report(file: "Path") -> None:
+    def report(file: Path) -> None:
         incidents, name = Incidents.of(lake_root), str(file.relative_to(str(lake_root)))
         key = unreadable(name.replace("/", "."))
         copies = file.parent / UNREADABLE
@@ -353,18 +355,3 @@ def _incident(row: _Row, chapter: Sequence[_Word]) -> Incident:
         told_opened=any(number < last.number or not last.closes for number in told),
         told_closed=last.closes and last.number in told,
     )
-
-
-def as_table(incidents: Iterable[Incident]) -> "pa.Table":
-    """The relation `incidents`."""
-    import pyarrow as pa
-
-    moment = pa.timestamp("us", tz="UTC")
-    columns = {"key": pa.string(), "opened": moment, "updated": moment, "closed": pa.bool_()}
-    schema = pa.schema({**columns, "text": pa.string(), "link": pa.string(), "told": pa.bool_()})
-    rows = [
-        {name: getattr(incident, name) for name in schema.names}
-        | {"opened": round(incident.opened * 1e6), "updated": round(incident.updated * 1e6)}
-        for incident in incidents
-    ]
-    return pa.Table.from_pylist(rows, schema=schema)

@@ -86,10 +86,13 @@ def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
 
 
 def _acquire(lake_root: Folder, job: str) -> Lease:
+    control = Control.of(lake_root, job)
+    # Here, too: what a store cannot do is not worth a wait.
+    control.documents.require_exclusive_create()
     deadline = time.monotonic() + LEASE_PATIENCE_SECONDS
     while True:
         try:
-            return Lease.acquire(Control.of(lake_root, job), env={})
+            return Lease.acquire(control, env={})
         except Refusal:
             if time.monotonic() > deadline:
                 raise

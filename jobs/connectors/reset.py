@@ -23,7 +23,7 @@ from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Control, Lease
 from jobs.connectors.epochs import Receipt
 from jobs.connectors.fenced import rows_by_partition
-from jobs.connectors.incidents import Incidents
+from jobs.connectors.incidents import Incidents, lost
 from jobs.connectors.kafka import TopicState, require
 from jobs.connectors.tables import Note, Ranges, TableWriter, last_note
 from jobs.failpoints import FailPoint, reach
@@ -56,11 +56,6 @@ def target(name: str) -> To:
         return To(name)
     except ValueError as error:
         raise Refusal(f"--to {name!r}: choose one of {', '.join(To)}") from error
-
-
-def lost(source: str) -> str:
-    """The key of the incident that `ingest` passed over records."""
-    return f"stream.{INGEST}.lost.{source}"
 
 
 @dataclass(frozen=True, kw_only=True)

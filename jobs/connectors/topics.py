@@ -125,6 +125,12 @@ def observe(client: KafkaAdminClient, desired: Iterable[Topic]) -> dict[str, Act
     states = kafka.states(client, [topic.name for topic in desired])
     resources = [ConfigResource("topic", name) for name in states]
     configs = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
+    # The client says nothing of the broker's refusal; every topic has configs.
+    if hidden := sorted(name for name in states if not configs.get(name)):
+        raise Refusal(
+            f"Kafka does not show the configs of {', '.join(hidden)}: let its user DESCRIBE_CONFIGS, as "
+            "docs/kafka-security.md says"
+        )
     return {
         name: Actual(
             partitions=state.partitions,

@@ -20,6 +20,9 @@ _AGGREGATE = re.compile(r"[a-z_]\w*\s*\(", re.IGNORECASE)
 HOUR_MS = 3_600_000
 _ONE_SELECT = re.compile(r"\s*SELECT\s", re.IGNORECASE)
 _NOT_ROW_BY_ROW = re.compile(r"\b(distinct|union|intersect|except|group\s+by|limit)\b", re.IGNORECASE)
+_JOIN = re.compile(r"\bjoin\b", re.IGNORECASE)
+_READS = re.compile(r"\{\w+\}")
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`""")
 _TOKEN = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`)|\s+""")
 # What every landed record and every live row has beside its own columns.
 _OF_A_RECORD = (
@@ -96,6 +99,12 @@ def _check_sql(what: str, text: str) -> None:
 def _one_space(sql: str) -> str:
     """White space between tokens means nothing; between quotes it does."""
     return _TOKEN.sub(lambda token: token[1] or " ", sql).strip()
+
+
+def _joins(transform: str) -> bool:
+    """Whether it reads more than one source once; what stands between quotes does not count."""
+    bare = _QUOTED.sub("", transform)
+    return _JOIN.search(bare) is not None or len(_READS.findall(bare)) > 1
 
 
 class Format(StrEnum):
@@ -402,6 +411,11 @@ class Pipeline:
         _require(
             f"{{{self.source.name}}}" in self.transform and "event_time" in self.transform,
             f"pipeline {self.name!r}: transform must select event_time FROM {{{self.source.name}}}: {self.transform!r}",
+        )
+        _require(
+            not _joins(self.transform),
+            f"pipeline {self.name!r}: transform joins records, and there are no joins yet: write a pipeline for each "
+            f"source, or join the records before they reach a topic: {self.transform!r}",
         )
         _require(bool(self.measures), f"pipeline {self.name!r} has no measures: name at least one")
         self._check_columns()

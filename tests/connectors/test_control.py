@@ -401,7 +401,8 @@ def test_old_epochs_are_pruned_with_all_that_was_said_of_them(control: Control) 
     last = KEPT_EPOCHS + 3
     kept = [f"{number:010d}" for number in range(last - KEPT_EPOCHS + 1, last + 1)]
     kinds = ("heartbeat", "lease", "receipt", "stop")
-    assert control.documents.names() == [f"{kind}-{number}" for kind in kinds for number in kept]
+    found = [name for name in control.documents.names() if name != "probe"]
+    assert found == [f"{kind}-{number}" for kind in kinds for number in kept]
     assert [known.number for known in control.history()] == [int(number) for number in kept]
 
 

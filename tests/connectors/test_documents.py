@@ -98,7 +98,7 @@ def test_the_folder_is_made_and_holds_one_file_per_document(tmp_path: Path) -> N
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b'{"time": 12', b"\xff\xfe"], ids=repr)
 def test_what_a_power_cut_left_is_no_document_and_takes_its_name(content: bytes, tmp_path: Path) -> None:
     told = list[Path]()
-    documents = Documents.at(tmp_path, told.append)
+    documents = Documents.at(tmp_path, report=told.append)
     (tmp_path / NAME).write_bytes(content)
     assert [documents.read(NAME) for _ in range(3)] == [None] * 3
     assert told == [tmp_path / NAME], "people are told once"

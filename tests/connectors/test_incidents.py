@@ -15,7 +15,6 @@ from jobs.connectors.incidents import (
     Happening,
     Incident,
     Incidents,
-    as_table,
     blocked,
     crash_loop,
     failed_run,
@@ -25,6 +24,7 @@ from jobs.connectors.incidents import (
     unexplained,
 )
 from jobs.pipelines.spec import INCIDENTS
+from jobs.query import incidents_table
 from tests import processes
 
 KEY = "stream.ingest.crash-loop"
@@ -384,13 +384,14 @@ def test_they_are_a_table(incidents: Incidents, clock: Clock) -> None:
     incidents.open("b", "no disk")
     tell(incidents)
     incidents.open("c", "not told")
-    table = as_table(incidents.all()).to_pylist()
+    table = incidents_table(incidents.all()).to_pylist()
     moments = {"opened": datetime.fromtimestamp(0, UTC), "updated": datetime.fromtimestamp(5400, UTC)}
     shown = {row["key"]: row for row in table}
-    told = {"closed": True, "text": "it runs", "link": "http://here", "told": True}
+    told = {"closed": moments["updated"], "text": "it runs", "link": "http://here", "told": True}
     assert shown["a"] == {"key": "a", **moments, **told}
-    assert (shown["b"]["told"], shown["b"]["link"], shown["c"]["told"]) == (True, None, False)
-    assert as_table([]).schema == as_table(incidents.all()).schema
+    assert (shown["b"]["told"], shown["b"]["link"], shown["b"]["closed"]) == (True, None, None)
+    assert not shown["c"]["told"]
+    assert incidents_table([]).schema == incidents_table(incidents.all()).schema
 
 
 def test_the_failure_of_a_run_is_known_once_it_is_noted(incidents: Incidents) -> None:

@@ -113,6 +113,11 @@ def test_whatever_fails_is_told_and_so_is_its_recovery(parsed: dict[str, Any]) -
         assert dag["run_tells"] == [["run failed"], ["run succeeded"]], dag_id
 
 
+def test_no_dag_makes_something_else_of_what_a_person_types(parsed: dict[str, Any]) -> None:
+    """A template that renders to Python makes a number of the reason 2026: `dag.param` keeps every type."""
+    assert [dag_id for dag_id, dag in parsed["dags"].items() if dag["renders_to_python"]] == []
+
+
 def test_traffic_is_never_sent_twice(parsed: dict[str, Any]) -> None:
     assert parsed["dags"]["generate_demo_traffic"]["retries"] == [0]
 

@@ -171,10 +171,10 @@ def test_a_roll_back_shows_first_and_then_serves_the_earlier_version(world: Worl
     assert f"version 1: {before[name].rows} rows, checksum {before[name].checksum}" in json.dumps(shown["xcoms"])
     assert world.headers() == before
     assert world.run("rollback_slice", **conf, apply=True)["state"] == "failed"
-    done = world.run("rollback_slice", **conf, apply=True, reason="a trial")
+    done = world.run("rollback_slice", **conf, apply=True, reason="2026")
     assert done["state"] == "success", done["log"][-5000:]
     assert world.headers()[name].version == 3
-    assert world.headers()[name].reason.endswith(": a trial")
+    assert world.headers()[name].reason.endswith(": 2026")
 
 
 def test_what_is_served_is_checked(world: World) -> None:

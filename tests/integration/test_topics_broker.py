@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,22 +17,40 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from kafka import KafkaConsumer, KafkaProducer
-from kafka.admin import ConfigResource, ScramMechanism, UserScramCredentialUpsertion
+from kafka.admin import (
+    ACL,
+    ACLFilter,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ConfigResource,
+    ResourcePattern,
+    ResourcePatternFilter,
+    ResourceType,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from kafka.errors import KafkaError
 
 from jobs import pipelines
-from jobs.connectors import topics
+from jobs.connectors import final_topic, planning, reset, topics, traffic
 from jobs.connectors.kafka import admin, client_options, describe, states, topic_ids
 from jobs.connectors.topics import Action
+from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import Topic
 from jobs.refusal import Refusal
-from jobs.settings import KafkaSettings
+from jobs.settings import KafkaSettings, Settings
 from local.broker import Broker
+from local.kafka_rights import Right, rights
 from local.ports import LOOPBACK, free_port
+from tests.conftest import renew_topics
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.integration
 
 USER = "tide"
+# May do what it is granted, and no more.
+MODEST = "modest"
 _MODULES = "org.apache.kafka.common.security"
 PASSWORD = "pa\"ss\\ w;o'rd=x"
 
@@ -51,7 +69,8 @@ class SecuredBroker(Broker):
         own = super()._properties()
         escaped = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
         # A properties file takes backslashes for its own, once more.
-        plain = f'{_MODULES}.plain.PlainLoginModule required user_{USER}="{escaped}";'.replace("\\", "\\\\")
+        users = f'user_{USER}="{escaped}" user_{MODEST}="{escaped}"'
+        plain = f"{_MODULES}.plain.PlainLoginModule required {users};".replace("\\", "\\\\")
         door = "listener.name.secured"
         return {
             **own,
@@ -63,6 +82,9 @@ class SecuredBroker(Broker):
             f"{door}.plain.sasl.jaas.config": plain,
             f"{door}.scram-sha-256.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
             f"{door}.ssl.client.auth": "required",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            # Who comes in by the first door has no name.
+            "super.users": f"User:ANONYMOUS;User:{USER}",
             f"{door}.ssl.truststore.type": "PEM",
             f"{door}.ssl.truststore.location": self.home / "ca.pem",
             f"{door}.ssl.keystore.type": "PEM",
@@ -116,12 +138,12 @@ def kafka(broker: SecuredBroker) -> KafkaSettings:
     return KafkaSettings(bootstrap=broker.bootstrap)
 
 
-def secured(broker: SecuredBroker, mechanism: str = "PLAIN") -> KafkaSettings:
+def secured(broker: SecuredBroker, mechanism: str = "PLAIN", user: str = USER) -> KafkaSettings:
     return KafkaSettings(
         bootstrap=broker.secured,
         security_protocol="SASL_SSL",
         sasl_mechanism=mechanism,
-        username=USER,
+        username=user,
         password=PASSWORD,
         ssl_cafile=str(broker.home / "ca.pem"),
         ssl_certfile=str(broker.home / "cert.pem"),
@@ -272,11 +294,136 @@ def test_a_wrong_password_is_suspected_and_never_shown(broker: SecuredBroker, mo
     assert "not-the-password" not in str(refused.value)
 
 
+@pytest.fixture
+def modest(broker: SecuredBroker, kafka: KafkaSettings) -> Iterator[KafkaSettings]:
+    """Of a user without rights; most topics of the definitions are there."""
+    renew_topics(kafka)
+    make_work(kafka)
+    yield secured(broker, user=MODEST)
+    everything = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
+    with admin(kafka) as client:
+        client.delete_acls([ACLFilter(f"User:{MODEST}", "*", ACLOperation.ANY, ACLPermissionType.ANY, everything)])
+
+
+def grant(kafka: KafkaSettings, *granted: Right) -> None:
+    acls = [
+        ACL(
+            f"User:{MODEST}",
+            "*",
+            ACLOperation[operation],
+            ACLPermissionType.ALLOW,
+            ResourcePattern(ResourceType.TOPIC, name, ACLResourcePatternType.LITERAL),
+        )
+        for right in granted
+        for name in right.topics
+        for operation in right.operations
+    ]
+    with admin(kafka) as client:
+        client.create_acls(acls)
+
+
+def of(who: str, *, without: str = "") -> list[Right]:
+    """What the page grants, or all but one operation of it."""
+    found = [right for right in rights() if right.who == who]
+    assert found
+    return [
+        dataclasses.replace(right, operations=tuple(one for one in right.operations if one != without))
+        for right in found
+    ]
+
+
+def send_records(settings: Settings) -> None:
+    traffic.send(settings.kafka, "lines", traffic.records("lines", seed=1, count=3, start_ms=None), rate=0)
+
+
+def reset_plan(settings: Settings) -> None:
+    with admin(settings.kafka) as client:
+        reset.plan(settings, client, reset.Request(job="rolling_sum", to=reset.To.LATEST))
+
+
+def plan_and_publish(settings: Settings) -> None:
+    with admin(settings.kafka) as client:
+        planning.make(settings.lake_root, client, PIPELINES["rolling_sum"], "a run")
+    assert final_topic.send(settings.kafka, "sums.final", [(b"key", b"a row")]) == 1
+
+
+def plan_topics(settings: Settings) -> None:
+    with admin(settings.kafka) as client:
+        topics.require_no_refusal(topics.survey(client, pipelines.topics()))
+
+
+def apply_topics(settings: Settings) -> None:
+    provision(settings.kafka, *pipelines.topics())
+
+
+def make_work(kafka: KafkaSettings) -> None:
+    """A topic is missing, one has too few partitions, one keeps records for too short."""
+    with admin(kafka) as client:
+        client.delete_topics(["wordcounts", "orders"])
+        wait_until(lambda: not {"wordcounts", "orders"} & set(client.list_topics()), "the topics are gone")
+    provision(kafka, dataclasses.replace(retained("orders", hours=1), partitions=1))
+
+
+@pytest.mark.parametrize(
+    ("who", "work", "needed"),
+    [
+        ("generate_demo_traffic", send_records, "WRITE"),
+        ("reset_stream", reset_plan, "DESCRIBE"),
+        ("recompute_rolling_sum", plan_and_publish, "WRITE"),
+        ("tideline topics plan", plan_topics, "DESCRIBE_CONFIGS"),
+        ("provision_topics", apply_topics, "CREATE"),
+    ],
+)
+def test_the_rights_of_the_page_are_enough_and_needed(
+    kafka: KafkaSettings,
+    modest: KafkaSettings,
+    tmp_path: Path,
+    who: str,
+    work: Callable[[Settings], None],
+    needed: str,
+) -> None:
+    settings = dataclasses.replace(Settings.from_env({}), kafka=modest, lake_root=tmp_path)
+    grant(kafka, *of(who, without=needed))
+    with pytest.raises((Refusal, KafkaError)):
+        work(settings)
+    grant(kafka, *of(who))
+
+    def works() -> bool:
+        try:
+            work(settings)
+        except (Refusal, KafkaError):
+            # A broker knows of a right a moment later.
+            return False
+        return True
+
+    wait_until(works, f"{who} works with the rights of the page", 20)
+
+
+def test_configs_that_are_not_shown_are_a_sentence(kafka: KafkaSettings, modest: KafkaSettings) -> None:
+    grant(kafka, *of("tideline topics plan", without="DESCRIBE_CONFIGS"))
+
+    def refused() -> str:
+        with pytest.raises(Refusal) as refusal:
+            plan_topics(dataclasses.replace(Settings.from_env({}), kafka=modest))
+        return str(refusal.value)
+
+    # A broker knows of a right a moment later.
+    wait_until(lambda: "does not show the configs of" in refused(), "it is told of the right that is missing", 20)
+
+
 @pytest.mark.spark
 def test_spark_logs_in(broker: SecuredBroker, kafka: KafkaSettings) -> None:
     provision(kafka, topic("for_spark"))
     send(kafka, "for_spark")
-    env = {**os.environ, **secured(broker).as_env(), "SPARK_MASTER": "local[1]", "SPARK_DRIVER_MEMORY": "512m"}
+    # What a stream needs on its source, and no more.
+    (reads, _) = of("stream_rolling_sum")
+    grant(kafka, dataclasses.replace(reads, topics=("for_spark",)))
+    env = {
+        **os.environ,
+        **secured(broker, user=MODEST).as_env(),
+        "SPARK_MASTER": "local[1]",
+        "SPARK_DRIVER_MEMORY": "512m",
+    }
     ran = subprocess.run([sys.executable, "-c", _READ], env=env, capture_output=True, text=True, timeout=180)
     assert ran.stdout.split() == ["read:", "1"], ran.stderr[-3000:]
     assert PASSWORD not in ran.stderr

@@ -27,7 +27,7 @@ def settings(tmp_path):
 
 def test_a_sound_environment_passes(settings):
     checks = doctor.checks(settings)
-    assert [name for name in checks] == ["Python", "Spark", "Java", "disk", "ports", "jars"]
+    assert [name for name in checks] == ["Python", "Spark", "Java", "disk", "ports", "lake", "jars"]
     assert checks["Spark"]() == "4.2.0"
     assert "(free)" in checks["ports"]()
     doctor.preflight(settings)

@@ -1,9 +1,11 @@
 """The pages say what the code is."""
 
+import inspect
 import re
 
 import pytest
 
+from jobs.connectors import incidents
 from jobs.pipelines import PIPELINES, SOURCES
 from jobs.settings import PROJECT
 from local import pages
@@ -39,3 +41,35 @@ def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_every_incident_has_its_row():
+    """The functions of one module make the keys; each is shown with its parameters in capitals."""
+    makers = [made for _, made in inspect.getmembers(incidents, inspect.isfunction) if _makes_a_key(made)]
+    keys = {maker(*map(_shown, inspect.signature(maker).parameters)) for maker in makers}
+    shown = re.findall(r"^\| `([^`]+\.[^`]+)` \|", (pages.PAGES / "alerts.md").read_text(), re.MULTILINE)
+    assert set(shown) == keys
+
+
+def _makes_a_key(function):
+    return (function.__doc__ or "").startswith("The key of ")
+
+
+def _shown(parameter):
+    return parameter.strip("_").removesuffix("_id").upper()
+
+
+def test_keys_of_incidents_are_made_nowhere_else():
+    """A prefix to look for ends with a dot."""
+    made = re.compile(r'f"(?:account|check|dag|recompute|stream)\.[^"]*[^."]"')
+    code = [*(PROJECT / "jobs").rglob("*.py"), *(PROJECT / "plugins").rglob("*.py")]
+    assert [file.name for file in code if made.search(file.read_text())] == ["incidents.py"]
+
+
+def test_nobody_budgets_a_retention_that_does_not_exist():
+    """No setting and no job removes rows of `events`: the page that says how large a disk must be says so."""
+    settings = re.findall(r"(?m)^#?([A-Z_]+)=", (PROJECT / ".env.example").read_text())
+    assert [name for name in settings if name.startswith("EVENTS_")] == []
+    text = " ".join((pages.PAGES / "growing.md").read_text().split())
+    assert "retention of `events`" not in text
+    assert "rows of `events` are never deleted" in text

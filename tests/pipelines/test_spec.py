@@ -178,6 +178,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
             "SELECT event_time, count(*) FROM {readings} GROUP  BY 1",
         )
     ],
+    *[
+        (lambda sql=sql: pipeline(transform=sql), "joins records, and there are no joins yet: write a pipeline for")
+        for sql in (
+            "SELECT event_time, a.device FROM {readings} a JOIN {readings} b ON a.device = b.device",
+            "SELECT event_time, a.device FROM {readings} a\nleft outer\njoin {others} b ON a.device = b.device",
+            "SELECT a.event_time, a.device FROM {readings} a, {others} b",
+            "SELECT event_time, device FROM {readings} WHERE value > (SELECT max(value) FROM {readings})",
+        )
+    ],
     (
         lambda: pipeline(slice_seconds=0),
         "slice_seconds=0 is no multiple of the window's slide (250 ms): a window would",
@@ -225,6 +234,7 @@ def test_refused_with_the_value_and_the_way_out(write: Callable[[], object], rea
         lambda: measure(sql="sum(`float_value`)"),
         lambda: Check(column="total", minimum=1, maximum=1, severity=Severity.WARNING),
         lambda: pipeline(keys=()),
+        lambda: pipeline(transform="SELECT event_time, device FROM {readings} WHERE `join` <> 'join {others}'"),
         lambda: pipeline(slice_seconds=1, window=Window.tumbling(size_ms=1000)),
         lambda: pipeline(slice_seconds=7, window=Window.session(gap_ms=30_000, longest_ms=3_600_000)),
         lambda: pipeline(watermark_delay_seconds=0, allowed_lateness_seconds=0),
@@ -388,6 +398,13 @@ def test_what_ships() -> None:
 def test_a_name_is_given_once(definitions: tuple[Any, ...]) -> None:
     with pytest.raises(RefusedDefinitionError, match=f"the name '{definitions[-1].name}' is taken: rename one of the"):
         pipelines._by_name(*definitions)
+
+
+def test_what_no_live_job_can_show_gets_no_dag() -> None:
+    sessions = pipeline(window=Window.session(gap_ms=30_000, longest_ms=3_600_000))
+    with pytest.raises(RefusedDefinitionError, match=r"'per_device' has session windows.*use Window.tumbling or"):
+        pipelines._that_can_run(sessions)
+    assert pipelines._that_can_run(pipeline()) == {"per_device": pipeline()}
 
 
 def test_every_topic_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class ControlStreamsOperator(BaseOperator):
         airflow_conn_id: str = AirflowHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """All but the connection may be templates that render to native values."""
+        """All but the connection may be templates, or params of the DAG, which keep their types."""
         super().__init__(**kwargs)
         self.action = action
         self.jobs = jobs
@@ -104,7 +104,7 @@ class ResetStreamOperator(BaseOperator):
         kafka_conn_id: str = KafkaHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """All but the connection may be templates that render to native values."""
+        """All but the connection may be templates, or params of the DAG, which keep their types."""
         super().__init__(**kwargs)
         self.job = job
         self.to = to

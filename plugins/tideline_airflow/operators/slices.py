@@ -110,7 +110,7 @@ class RollBackOperator(PublishOperator):
     def __init__(
         self, *, slice: str, to_version: int | str, reason: str | None, apply: bool | str, by: str, **kwargs: Any
     ) -> None:
-        """All may be templates that render to native values."""
+        """All may be templates, or params of the DAG: those keep their types, and a reason its text."""
         super().__init__(**kwargs)
         self.slice = slice
         self.to_version = to_version

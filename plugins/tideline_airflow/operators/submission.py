@@ -13,6 +13,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings, spark_conf
+from tideline_airflow.environment import of_child
 from tideline_airflow.hooks.kafka import KafkaHook
 
 APPLICATION = str(PROJECT / "jobs" / "__main__.py")
@@ -66,11 +67,9 @@ def submission(
 def _environment(settings: Settings, kafka_conn_id: str) -> dict[str, str]:
     """A driver knows Spark, Kafka and the lake, and nothing of Airflow: neither its settings nor its secrets."""
     python = Path(sys.executable)
-    own = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name}
     return {
-        **own,
+        **of_child(kafka_conn_id),
         "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
         "PYSPARK_PYTHON": str(python),
         "SPARK_MASTER": settings.spark_master,
-        **KafkaHook(kafka_conn_id).environment(),
     }

@@ -1,6 +1,5 @@
 """Demo traffic as a task."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator, Context
 
+from tideline_airflow.environment import of_child
 from tideline_airflow.hooks.kafka import KafkaHook
 
 
@@ -29,7 +29,7 @@ class GenerateTrafficOperator(BaseOperator):
         kafka_conn_id: str = KafkaHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """All but the connection may be templates that render to native values."""
+        """All but the connection may be templates, or params of the DAG, which keep their types."""
         super().__init__(**kwargs)
         self.sources = sources
         self.rate = rate
@@ -53,7 +53,7 @@ class GenerateTrafficOperator(BaseOperator):
 
     def start(self) -> dict[str, "subprocess.Popen[bytes]"]:
         """One process for each source."""
-        environment = {**os.environ, **KafkaHook(self.kafka_conn_id).environment()}
+        environment = of_child(self.kafka_conn_id)
         for source in self.sources:
             self._running[source] = subprocess.Popen(self.command(source), env=environment)
         return self._running
