@@ -9,12 +9,11 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from decimal import Decimal
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -26,13 +25,13 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import SubTreeFileSystem
 
+from jobs.connectors.merging import bins
 from jobs.connectors.parquet import arrow_place, files_in, footer
 from jobs.folders import Folder, place, remove
 from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
-SMALL_FILE_BYTES = 32 * 1024 * 1024
 _AT_ONCE = 8
 
 Action = AddAction | RemoveAction
@@ -151,14 +150,17 @@ class FencedTable:
         partition, value = _folder(file).split("=", 1)
         return RemoveAction(file, data_change, int(time.time() * 1000), size, {partition: value})
 
-    def merge_small_files(self, metadata: str, before_commit: Callable[[], None] = lambda: None) -> None:
-        """By a commit that is fenced as any other.
+    def merge_small_files(
+        self, metadata: str, before_commit: Callable[[], None] = lambda: None, *, without: Collection[str] = ()
+    ) -> None:
+        """By a commit that is fenced as any other; ``without`` some files, which stay as they are.
 
         The library's own is not: of files that two writers merge at a time it keeps both results, every row twice.
         """
         began, actions = time.monotonic(), list[Action]()
+        small = {file: size for file, size in files_with_sizes(self._table).items() if file not in without}
         with self.staged() as stage:
-            for number, files in enumerate(_bins(files_with_sizes(self._table))):
+            for number, files in enumerate(bins(small)):
                 folder = stage / str(number) / _folder(next(iter(files)))
                 rows = dataset(self._table, self.path, files)
                 columns = [name for name in rows.schema.names if name != self._partition]
@@ -273,21 +275,6 @@ def dataset(table: DeltaTable, path: Folder, files: Iterable[str], schema: pa.Sc
     columns = schema or pa.schema(table.schema().to_arrow())
     nullable = pa.schema([field.with_nullable(True) for field in columns])
     return ds.FileSystemDataset(fragments, nullable, parquet, folder)
-
-
-def _bins(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Files to merge: of one partition, two at least, and no more than make a file of a good size."""
-    by_folder = sorted(sizes.items(), key=lambda item: (_folder(item[0]), item[1]))
-    for _, group in groupby(by_folder, key=lambda item: _folder(item[0])):
-        found: dict[str, int] = {}
-        for file, size in group:
-            if sum(found.values()) + size > SMALL_FILE_BYTES:
-                if len(found) > 1:
-                    yield found
-                found = {}
-            found[file] = size
-        if len(found) > 1:
-            yield found
 
 
 def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
