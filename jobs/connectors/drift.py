@@ -27,7 +27,11 @@ from jobs.folders import Folder, remove
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 
 _MERGE_EVERY_COMMITS = 50
-_PROPERTIES = {"delta.checkpointInterval": "50", "delta.logRetentionDuration": "interval 1 days"}
+_PROPERTIES = {
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+}
 _TOTAL = pa.decimal128(38, 10)
 BALANCE_SCHEMA = pa.schema(
     [
@@ -98,7 +102,7 @@ class _DayTable(FencedTable):
         if self.version % _MERGE_EVERY_COMMITS == 0:
             remove(self.staging)
             self.merge_small_files("{}")
-            self.delete_what_no_reader_needs()
+            self.delete_now_and_then()
 
 
 class Accounts:

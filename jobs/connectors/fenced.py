@@ -27,12 +27,15 @@ from pyarrow.fs import SubTreeFileSystem
 
 from jobs.connectors.merging import bins
 from jobs.connectors.parquet import arrow_place, files_in, footer
+from jobs.connectors.retention import Freed, is_due, took_turn, unneeded
 from jobs.folders import Folder, place, remove
 from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
+HOUR_SECONDS = 3600.0
 _AT_ONCE = 8
+_PLACE_TRIES = 5
 
 Action = AddAction | RemoveAction
 _One = TypeVar("_One")
@@ -122,9 +125,8 @@ class FencedTable:
         """
         partition, value = file.parent.name.split("=", 1)
         folder = self.path / file.parent.name
-        folder.mkdir(exist_ok=True)
         placed = folder / f"{uuid.uuid4().hex}.parquet"
-        place(file, placed, keep=keep)
+        _put(file, placed, keep=keep)
         return AddAction(
             path=f"{folder.name}/{placed.name}",
             size=placed.stat().st_size,
@@ -183,13 +185,35 @@ class FencedTable:
         seconds = time.monotonic() - began
         log.info("merged %d files of %s into %d in %.1f s", removed, self.path.name, len(actions) - removed, seconds)
 
-    def delete_what_no_reader_needs(self) -> None:
-        """By the library's list, not by its own hand: it would put entries into the log, over a successor's."""
-        files = self._table.vacuum(dry_run=True)
+    def delete_now_and_then(self, every_seconds: float = HOUR_SECONDS) -> Freed | None:
+        """Delete what no reader needs, if that was done so long ago; it lists the whole folder."""
+        return self.delete_what_no_reader_needs() if is_due(self.path, every_seconds) else None
+
+    def delete_what_no_reader_needs(self) -> Freed:
+        """Delete all files, and empty folders, that no version within the table's retention needs."""
+        began, found = time.monotonic(), unneeded(self._table, self.path, self._partition)
         # Looked up beside this writer's own version: that one fences its next commit.
         if DeltaTable(str(self.path)).version() != self.version:
             raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
-        self._each(lambda file: (self.path / file).unlink(missing_ok=True), files)
+        freed = found.delete()
+        took_turn(self.path, freed)
+        seconds, left = time.monotonic() - began, f"; {freed.left} files wait for the next turn" if freed.left else ""
+        log.info(
+            "freed %d bytes of %s: %d files, %d empty folders, in %.1f s%s",
+            *(freed.bytes, self.path.name, freed.files, freed.folders, seconds, left),
+        )
+        return freed
+
+
+def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
+    """Place a file. A deletion may take the folder away while it is empty, so it is made again."""
+    for tries_left in reversed(range(_PLACE_TRIES)):
+        try:
+            placed.parent.mkdir(exist_ok=True)
+            return place(file, placed, keep=keep)
+        except (FileNotFoundError, FileExistsError):
+            if not tries_left or not file.exists():
+                raise
 
 
 def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[str, str]) -> DeltaTable:

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.checkpoint import Offsets, reset_command
-from jobs.connectors.fenced import Action, FencedTable, files_with_sizes, opened, said, value_of
+from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, files_with_sizes, opened, said, value_of
 from jobs.connectors.parquet import files_in
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder, remove
@@ -22,7 +22,7 @@ from jobs.refusal import Refusal
 log = logging.getLogger(__name__)
 
 COMPACT_EVERY_COMMITS = 60
-VACUUM_EVERY_COMMITS = 1200
+DELETE_EVERY_SECONDS = HOUR_SECONDS
 # The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
 PRUNE = "prune"
 _PROPERTIES = {
@@ -195,8 +195,7 @@ class TableWriter(FencedTable):
         self.prune(superseded())
         self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0))
         remove(self.staging)
-        if version % VACUUM_EVERY_COMMITS == 0:
-            self.delete_what_no_reader_needs()
+        self.delete_now_and_then(DELETE_EVERY_SECONDS)
 
 
 def _types(schema: Schema) -> dict[str, Any]:
