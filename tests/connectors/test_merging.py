@@ -1,7 +1,6 @@
 """Small files are merged with files of their like: little is rewritten, and few files remain."""
 
 import math
-from collections import defaultdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,12 +67,10 @@ def test_files_of_a_good_size_are_left_alone() -> None:
 def test_a_growing_file_is_not_rewritten_for_each_small_one() -> None:
     rewrites, large = 0, 1_000_000
     files = {"slice=a/large": large}
-    folders = defaultdict(int)
     for number in range(1000):
         files[f"slice=a/{number}"] = 1000
         for found in list(bins(files)):
             rewrites += "slice=a/large" in found
-            folders[len(found)] += 1
             files = {file: size for file, size in files.items() if file not in found}
             files[f"slice=a/merged-{number}"] = sum(found.values())
     assert rewrites == 1
