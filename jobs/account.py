@@ -54,6 +54,8 @@ class Seen:
     # Of the ledger: which topic its offsets are of, and since when.
     counted: Counted | None
     accounted: Collection[tuple[str, int]]
+    # Of the rows about batches; none if all are there.
+    batches_since: datetime | None = None
 
     def due(self) -> list[Header]:
         """The versions of slices that have no account yet, the oldest first."""
@@ -112,6 +114,7 @@ def _see(lake_root: Folder, pipeline: Pipeline, accounts: Accounts) -> Seen | No
         pruned_before=pruned_before(lake_root, pipeline),
         counted=ledger.counted() if ledger else None,
         accounted=accounts.done(),
+        batches_since=live.complete_since(),
     )
 
 
@@ -140,6 +143,8 @@ def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
     earlier = any(slice_ == header.slice for slice_, _ in seen.accounted)
     if earlier and header.slice < seen.pruned_before:
         return "its live rows were pruned after the account of an earlier version"
+    if seen.batches_since and _earliest(pipeline, [header]) < seen.batches_since:
+        return f"rows about micro-batches before {seen.batches_since:%FT%TZ} were removed: they were older than needed"
     return None
 
 

@@ -5,7 +5,7 @@ Where the store is, and who asks, its clients take from the environment: `AWS_EN
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -127,6 +127,10 @@ class Bucket:
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Remove a file; a store does not say whether it was there."""
         _store(self.bucket).delete(self.key)
+
+    def delete_with(self, others: Iterable[Self]) -> None:
+        """Delete this file and others of its bucket, a thousand with one request."""
+        _store(self.bucket).delete([self.key, *(other.key for other in others)])
 
     def remove(self) -> None:
         """Remove all that lies below it, Hadoop's marks of folders included."""

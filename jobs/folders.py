@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -37,8 +37,12 @@ def folder_at(root: str) -> Folder:
 
 
 def place(file: Folder, target: Folder, *, keep: bool = False) -> None:
-    """Put a whole file where it is to stay; ``keep``: it stays where it is, too. In a bucket it always does."""
+    """Put a whole file where it is to stay; ``keep``: it stays where it is, too. In a bucket it always does.
+
+    Its time of change becomes now: a deletion must know when a file was placed, not when it was staged.
+    """
     if isinstance(file, Path):
+        os.utime(file)
         Path(str(target)).hardlink_to(file) if keep else file.rename(str(target))
     else:
         file.copy_to(_too(target))
@@ -119,6 +123,18 @@ def remove(folder: Folder) -> None:
         return
     with suppress(OSError):
         folder.remove()
+
+
+def delete_files(files: Collection[Folder]) -> None:
+    """Delete files of one lake; a file that is gone already is no error."""
+    in_bucket = []
+    for file in files:
+        if isinstance(file, Path):
+            file.unlink(missing_ok=True)
+        else:
+            in_bucket.append(file)
+    if in_bucket:
+        in_bucket[0].delete_with(in_bucket[1:])
 
 
 def move(folder: Folder, target: Folder) -> None:

@@ -1,7 +1,7 @@
 """A pipeline's live job: every window at once, as a number that still moves."""
 
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 from kafka import KafkaAdminClient
@@ -107,6 +107,7 @@ def _run_query(
         stage=stage,
         announce=announce,
         superseded=lambda: _superseded(lease),
+        batches_kept=_batches_kept(pipeline),
     )
     writer = windows.writeStream.queryName(pipeline.name).outputMode("update").foreachBatch(batches)
     writer = writer.option("checkpointLocation", str(checkpoint.path))
@@ -119,6 +120,11 @@ def _superseded(lease: Lease) -> list[str]:
     """Slices that are final and accounted for: the account names them in the job's control folder."""
     asked = lease.control.documents.read(PRUNE) or {}
     return list(asked.get("slices", ()))
+
+
+def _batches_kept(pipeline: Pipeline) -> timedelta:
+    """As long as an accepted event can still reopen a slice, and a day in which the account may be late."""
+    return timedelta(hours=pipeline.source.horizon_hours + 24, seconds=pipeline.slice_seconds)
 
 
 def _rows(windows: DataFrame, lease: Lease, batch: Batch, pipeline: Pipeline) -> DataFrame:

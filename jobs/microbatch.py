@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from datetime import timedelta
 from threading import Lock
 
 from kafka import KafkaAdminClient
@@ -56,6 +57,8 @@ class MicroBatches:
     announce: Callable[[list[Folder], Batch], None] | None = None
     # Slices whose rows nobody needs any more.
     superseded: Callable[[], Collection[str]] = tuple
+    # How long rows about batches are kept; none: for ever, or there are none.
+    batches_kept: timedelta | None = None
     failure: Exception | None = None
     running: Lock = field(default_factory=Lock)
     finished: int = -1
@@ -103,7 +106,7 @@ class MicroBatches:
         self.reached = batch.note.ends[self.topic]
         self.table.discard(folder)
         self.lease.check()
-        self.table.tend(self.superseded)
+        self.table.tend(self.superseded, batches_kept=self.batches_kept)
 
     def _commit(self, staged: Manifest, batch: Batch) -> list[Folder]:
         if self.table.has(batch.note.write_id, batch.number):

@@ -83,14 +83,19 @@ def read_events(
     """The accepted events that can touch windows of these slices, at one version of their table."""
     source, window = pipeline.source, pipeline.window
     landed = Landed.at(settings.lake_root, source, version)
-    if landed is None:
+    if landed is None and Landed.at(settings.lake_root, source) is None:
         raise Refusal(f"{source.events_table} is gone: restore it, then plan the run anew")
     ranges = [
         (touching[0].start_ms - window.look_back_ms, touching[-1].end_ms + window.reach_ms)
         for touching in runs_of(slices)
     ]
-    files = [str(landed.path / file) for file in landed.files(ranges)]
-    rows = spark.read.schema(_columns(source)).parquet(*files)
+    files = landed.files(ranges) if landed else []
+    if landed is None or landed.deleted(files):
+        raise Refusal(
+            f"version {version} of {source.events_table}, on which the run was planned, is gone: old versions are kept "
+            "for some hours; clear the run's plan, or leave its slices to the next run"
+        )
+    rows = spark.read.schema(_columns(source)).parquet(*(str(landed.path / file) for file in files))
     return rows.where(F.col("reason").isNull() & _in_ranges("event_time", ranges)).drop("reason")
 
 

@@ -421,6 +421,37 @@ def test_what_cannot_be_compared_is_noted(streamed: Made, more: dict[str, str], 
     assert note_.startswith(reason)
 
 
+def test_a_slice_whose_batches_are_no_longer_known_is_noted(streamed: Made) -> None:
+    """Rows about batches 4 to 8 were removed; those of the third slice may have been among them."""
+    for slice_ in (FIRST, THIRD):
+        streamed.publish(slice_.name, [], {0: 4})
+    later = THIRD.start_ms + 3600_000
+    streamed.stream(9, Batch({0: (4, 4)}, T0, later), [])
+    streamed.account()
+    reason = f"rows about micro-batches before {at(later):%FT%TZ} were removed: they were older than needed"
+    assert streamed.slices() == [(slice_.name, 1, None, None, None, reason) for slice_ in (FIRST, THIRD)]
+
+
+def test_a_slice_that_is_younger_than_the_removed_rows_is_compared(streamed: Made) -> None:
+    earlier = FIRST.start_ms - 2 * 3600_000
+    streamed.stream(9, Batch({0: (4, 4)}, T0, earlier), [])
+    streamed.publish(FIRST.name, [], {0: 4})
+    with pytest.raises(AssertionError, match="started Spark"):
+        streamed.account()
+
+
+def test_the_request_names_no_slice_whose_rows_are_gone(streamed: Made) -> None:
+    """So it does not grow with the history."""
+    for number, slice_ in enumerate((FIRST, SECOND, THIRD)):
+        streamed.publish(slice_.name, [], {0: 4})
+        done(streamed, (slice_.name, 1))
+        streamed.account()
+        asked = streamed.asked()
+        assert asked is not None
+        assert asked["slices"] == [slice_.name], number
+        prune(streamed)
+
+
 def recreated(made: Made, since_ms: int, topic_id: str = "t") -> None:
     """The ledger says that the topic is this one, and that nothing older than this is of it."""
     counted = Counted(topic_id=topic_id, ends={0: 4}, since_ms=since_ms)

@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from jobs.connectors.batch_rows import complete_since
 from jobs.connectors.control import Control
 from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.final import TIME, arrow_type, columns_of
@@ -27,7 +28,11 @@ from jobs.folders import Folder, remove
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 
 _MERGE_EVERY_COMMITS = 50
-_PROPERTIES = {"delta.checkpointInterval": "50", "delta.logRetentionDuration": "interval 1 days"}
+_PROPERTIES = {
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+}
 _TOTAL = pa.decimal128(38, 10)
 BALANCE_SCHEMA = pa.schema(
     [
@@ -98,7 +103,7 @@ class _DayTable(FencedTable):
         if self.version % _MERGE_EVERY_COMMITS == 0:
             remove(self.staging)
             self.merge_small_files("{}")
-            self.delete_what_no_reader_needs()
+            self.delete_now_and_then()
 
 
 class Accounts:
@@ -214,7 +219,7 @@ class Live:
         batches = self._batches()
         if batches is None:
             return self.reached(topic)
-        # Of all that there are: rows about batches are never pruned, and a reset clears them.
+        # The row about the first batch is never removed, but a reset clears it with all others.
         first = pc.min(batches.to_table(["batch"]).column("batch"))
         row = batches.to_table(["offsets"], filter=ds.field("batch") == first).to_pylist()[0]
         return {int(partition): start for partition, (start, _) in json.loads(row["offsets"]).items()}
@@ -230,6 +235,11 @@ class Live:
     def files(self, slices: Collection[str]) -> list[str]:
         """The files of these slices."""
         return [str(self.path / file) for file in self._files() if value_of(file) in slices]
+
+    def complete_since(self) -> datetime | None:
+        """Since when there is a row about each batch: rows that are long ago were removed; none if all are there."""
+        batches = self._batches()
+        return None if batches is None else complete_since(batches)
 
     def taken(self, since: datetime) -> list[Taken]:
         """The ranges of all batches that were planned since a moment."""

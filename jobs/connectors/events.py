@@ -14,7 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.connectors.fenced import dataset, value_of
+from jobs.connectors.fenced import dataset, files_with_sizes, value_of
 from jobs.connectors.tables import Note, note_at
 from jobs.folders import Folder
 from jobs.pipelines.slices import Slice, runs_of
@@ -73,6 +73,11 @@ class Landed:
             for file, (first, last) in self._spans().items()
             if any(first < to and from_ <= last for from_, to in wanted)
         ]
+
+    def deleted(self, files: Iterable[str]) -> list[str]:
+        """Those of its files that are gone: a file is deleted some hours after it was merged into another one."""
+        now = files_with_sizes(DeltaTable(str(self.path)))
+        return [file for file in files if file not in now and not (self.path / file).is_file()]
 
     def count(self, pipeline: Pipeline, slices: Sequence[Slice]) -> dict[str, Count]:
         """What is accepted in each of the slices; those without are absent. A repeat falls into no window."""

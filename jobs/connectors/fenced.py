@@ -9,12 +9,11 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from decimal import Decimal
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,18 +21,22 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import SubTreeFileSystem
 
+from jobs.connectors.delta_log import keep_entry, open_whole, said, said_at
+from jobs.connectors.merging import bins
 from jobs.connectors.parquet import arrow_place, files_in, footer
+from jobs.connectors.retention import Freed, is_due, took_turn, unneeded
 from jobs.folders import Folder, make_durable, make_folder, place, remove
 from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
-SMALL_FILE_BYTES = 32 * 1024 * 1024
+HOUR_SECONDS = 3600.0
 _AT_ONCE = 8
+_PLACE_TRIES = 5
 
 Action = AddAction | RemoveAction
 _One = TypeVar("_One")
@@ -121,7 +124,12 @@ class FencedTable:
     def _keep(self, actions: Sequence[Action]) -> None:
         """Files are durable before a commit names them: a power cut must not leave a name without its rows."""
         added = [self.path / action.path for action in actions if isinstance(action, AddAction)]
-        make_durable(*added, *dict.fromkeys(file.parent for file in added))
+        try:
+            make_durable(*added, *dict.fromkeys(file.parent for file in added))
+        except FileNotFoundError as error:
+            raise OvertakenError(
+                f"a file of this commit to {self.path} was deleted by another writer ({error.filename}): this one ends"
+            ) from error
 
     def place(
         self, file: Folder, *, data_change: bool = True, keep: bool = False, known: pq.FileMetaData | None = None
@@ -132,9 +140,8 @@ class FencedTable:
         """
         partition, value = file.parent.name.split("=", 1)
         folder = self.path / file.parent.name
-        make_folder(folder)
         placed = folder / f"{uuid.uuid4().hex}.parquet"
-        place(file, placed, keep=keep)
+        _put(file, placed, keep=keep)
         return AddAction(
             path=f"{folder.name}/{placed.name}",
             size=placed.stat().st_size,
@@ -160,14 +167,17 @@ class FencedTable:
         partition, value = _folder(file).split("=", 1)
         return RemoveAction(file, data_change, int(time.time() * 1000), size, {partition: value})
 
-    def merge_small_files(self, metadata: str, before_commit: Callable[[], None] = lambda: None) -> None:
-        """By a commit that is fenced as any other.
+    def merge_small_files(
+        self, metadata: str, before_commit: Callable[[], None] = lambda: None, *, without: Collection[str] = ()
+    ) -> None:
+        """By a commit that is fenced as any other; ``without`` some files, which stay as they are.
 
         The library's own is not: of files that two writers merge at a time it keeps both results, every row twice.
         """
         began, actions = time.monotonic(), list[Action]()
+        small = {file: size for file, size in files_with_sizes(self._table).items() if file not in without}
         with self.staged() as stage:
-            for number, files in enumerate(_bins(files_with_sizes(self._table))):
+            for number, files in enumerate(bins(small)):
                 folder = stage / str(number) / _folder(next(iter(files)))
                 rows = dataset(self._table, self.path, files)
                 columns = [name for name in rows.schema.names if name != self._partition]
@@ -190,20 +200,42 @@ class FencedTable:
         seconds = time.monotonic() - began
         log.info("merged %d files of %s into %d in %.1f s", removed, self.path.name, len(actions) - removed, seconds)
 
-    def delete_what_no_reader_needs(self) -> None:
-        """By the library's list, not by its own hand: it would put entries into the log, over a successor's."""
-        files = self._table.vacuum(dry_run=True)
+    def delete_now_and_then(self, every_seconds: float = HOUR_SECONDS) -> Freed | None:
+        """Delete what no reader needs, if that was done so long ago; it lists the whole folder."""
+        return self.delete_what_no_reader_needs() if is_due(self.path, every_seconds) else None
+
+    def delete_what_no_reader_needs(self) -> Freed:
+        """Delete all files, and empty folders, that no version within the table's retention needs."""
+        began, found = time.monotonic(), unneeded(self._table, self.path, self._partition)
         # Looked up beside this writer's own version: that one fences its next commit.
         if DeltaTable(str(self.path)).version() != self.version:
             raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
-        self._each(lambda file: (self.path / file).unlink(missing_ok=True), files)
+        freed = found.delete()
+        took_turn(self.path, freed)
+        seconds, left = time.monotonic() - began, f"; {freed.left} files wait for the next turn" if freed.left else ""
+        log.info(
+            "freed %d bytes of %s: %d files, %d empty folders, in %.1f s%s",
+            *(freed.bytes, self.path.name, freed.files, freed.folders, seconds, left),
+        )
+        return freed
+
+
+def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
+    """Place a file. A deletion may take the folder away while it is empty, so it is made again."""
+    for tries_left in reversed(range(_PLACE_TRIES)):
+        try:
+            make_folder(placed.parent)
+            return place(file, placed, keep=keep)
+        except (FileNotFoundError, FileExistsError):
+            if not tries_left or not file.exists():
+                raise
 
 
 def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[str, str]) -> DeltaTable:
     """A table to be written; it is made if need be."""
     try:
         # The library's own way to make one that may be there reads its log twice.
-        return _whole(path)
+        return open_whole(path)
     except TableNotFoundError:
         make_folder(path / "_delta_log")
         with suppress(CommitFailedError):
@@ -214,87 +246,6 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
         table = DeltaTable(str(path))
         keep_entry(path, table.version())
         return table
-
-
-def _whole(path: Folder) -> DeltaTable:
-    """A table without what a power cut has torn: the newest commit, of which nobody was told, or a checkpoint.
-
-    Only on a disk: what is in a bucket is whole.
-    """
-    try:
-        table = DeltaTable(str(path))
-    except DeltaError:
-        if not (torn := _torn_files(path)):
-            raise
-    else:
-        newest = _entry(path, table.version())
-        # The library takes an empty entry for a commit that changes nothing.
-        torn = [newest] if isinstance(newest, Path) and newest.is_file() and not newest.stat().st_size else []
-        if not torn:
-            return table
-    for file in torn:
-        aside = Path(str(path)) / "_aside" / f"{file.name}-{uuid.uuid4().hex}"
-        log.warning("%s was torn, as by a power cut: it is put aside as %s", file, aside)
-        make_folder(aside.parent)
-        file.rename(aside)
-        make_durable(file.parent)
-    return DeltaTable(str(path))
-
-
-def _torn_files(path: Folder) -> list[Path]:
-    """The newest entry of a log, and its newest checkpoint, if they cannot be read. Commits before are durable."""
-    if not isinstance(path, Path):
-        return []
-    log_folder = path / "_delta_log"
-    newest = [max(log_folder.glob(pattern), default=None) for pattern in ("*.json", "*.checkpoint*.parquet")]
-    return [file for file in newest if file and _is_torn(file)]
-
-
-def _is_torn(file: Path) -> bool:
-    try:
-        if file.suffix == ".json":
-            return not [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        pq.read_metadata(file)
-    except (ValueError, pa.ArrowException):
-        return True
-    return False
-
-
-def keep_entry(path: Folder, version: int) -> None:
-    """Make a commit durable, and the checkpoint of the log that the library may have written with it."""
-    entry = _entry(path, version)
-    checkpoint = entry.parent / f"{version:020}.checkpoint.parquet"
-    # A bucket has no need of it, and each question is a request.
-    made = [checkpoint] if isinstance(checkpoint, Path) and checkpoint.is_file() else []
-    make_durable(entry, *made, entry.parent)
-
-
-def _entry(path: Folder, version: int) -> Folder:
-    """The file of the log that holds a commit."""
-    return path / "_delta_log" / f"{version:020}.json"
-
-
-def said(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What the commits of a table say of themselves, from a version back, as far as its log goes.
-
-    By the log's own files: `DeltaTable.history` begins with the newest commit there is, and numbers it as if it were
-    the version at which the table was opened.
-    """
-    for number in range(version, -1, -1):
-        try:
-            yield number, _said_in(_entry(path, number).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return
-
-
-def said_at(path: Folder, version: int) -> dict[str, Any]:
-    """What one commit says of itself; nothing if the log does not have it."""
-    return next((words for _, words in said(path, version)), {})
-
-
-def _said_in(entry: str) -> dict[str, Any]:
-    infos = (json.loads(line)["commitInfo"] for line in entry.splitlines() if line.startswith('{"commitInfo"'))
-    return dict(next(infos, {}))
 
 
 def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:
@@ -343,21 +294,6 @@ def dataset(table: DeltaTable, path: Folder, files: Iterable[str], schema: pa.Sc
     columns = schema or pa.schema(table.schema().to_arrow())
     nullable = pa.schema([field.with_nullable(True) for field in columns])
     return ds.FileSystemDataset(fragments, nullable, parquet, folder)
-
-
-def _bins(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Files to merge: of one partition, two at least, and no more than make a file of a good size."""
-    by_folder = sorted(sizes.items(), key=lambda item: (_folder(item[0]), item[1]))
-    for _, group in groupby(by_folder, key=lambda item: _folder(item[0])):
-        found: dict[str, int] = {}
-        for file, size in group:
-            if sum(found.values()) + size > SMALL_FILE_BYTES:
-                if len(found) > 1:
-                    yield found
-                found = {}
-            found[file] = size
-        if len(found) > 1:
-            yield found
 
 
 def _stats(footer: pq.FileMetaData) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.connectors.fenced import Action, FencedTable, dataset, files_with_sizes, keep_entry, opened, value_of
+from jobs.connectors.delta_log import keep_entry
+from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.parquet import footer, read, write
 from jobs.connectors.states import Header
 from jobs.folders import Folder
@@ -25,7 +26,8 @@ from jobs.refusal import Refusal
 TIME = pa.timestamp("us", tz="UTC")
 # Beside the columns of the table a staged file says of each window how many rows of the transform it was made of.
 INPUTS = "_inputs"
-_VACUUM_EVERY_COMMITS = 500
+# Its files are kept for weeks, in a folder per slice: listing them every hour would find little.
+_DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
 _PROPERTIES = {
     # As long as a slice can be rolled back.
     "delta.logRetentionDuration": "interval 30 days",
@@ -210,8 +212,7 @@ class FinalTable(FencedTable):
 
     def tend(self) -> None:
         """Now and then: delete files that no version needs any more to which a slice can be rolled back."""
-        if self.version % _VACUUM_EVERY_COMMITS == 0:
-            self.delete_what_no_reader_needs()
+        self.delete_now_and_then(_DELETE_EVERY_SECONDS)
 
     def _write_headers(self, stage: Folder, day: str, headers: Mapping[str, Header]) -> Folder:
         ordered = [headers[name] for name in sorted(headers)]

@@ -20,7 +20,11 @@ from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import Pipeline
 
 _MERGE_EVERY_COMMITS = 50
-_PROPERTIES = {"delta.checkpointInterval": "50", "delta.logRetentionDuration": "interval 1 days"}
+_PROPERTIES = {
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+}
 SCHEMA = pa.schema(
     [
         pa.field("slice", pa.string()),
@@ -131,7 +135,7 @@ class Ledger(FencedTable):
         self.transact(actions, words)
         if self.version % _MERGE_EVERY_COMMITS == 0:
             self.merge_small_files(words)
-            self.delete_what_no_reader_needs()
+            self.delete_now_and_then()
 
     def _write(self, stage: Folder, day: str, lines: Iterable[Entry]) -> Folder:
         file = stage / f"day={day}" / "lines.parquet"

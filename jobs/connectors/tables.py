@@ -5,6 +5,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
 
 import msgspec
@@ -13,8 +14,10 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
 
+from jobs.connectors.batch_rows import files_about_batches, to_remove, write_first_row
 from jobs.connectors.checkpoint import Offsets, reset_command
-from jobs.connectors.fenced import Action, FencedTable, files_with_sizes, opened, said, value_of
+from jobs.connectors.delta_log import said
+from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, files_with_sizes, opened, value_of
 from jobs.connectors.parquet import files_in, footer
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder, remove
@@ -24,7 +27,7 @@ from jobs.refusal import Refusal
 log = logging.getLogger(__name__)
 
 COMPACT_EVERY_COMMITS = 60
-VACUUM_EVERY_COMMITS = 1200
+DELETE_EVERY_SECONDS = HOUR_SECONDS
 # The stages of a writer lie in a folder that is named by this and its epoch.
 _EPOCH = "epoch-"
 # The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
@@ -221,28 +224,44 @@ class TableWriter(FencedTable):
         self.transact(actions, note.to_json(), *transactions, mode=mode)
         self.note = note
 
-    def prune(self, slices: Collection[str]) -> None:
-        """Take the rows of these slices out, in one commit; rows about batches stay."""
+    def prune(self, slices: Collection[str], batches_kept: timedelta | None = None) -> None:
+        """Remove the rows of these slices, and old rows about batches, in one commit."""
+        if self.note is None:
+            return
         files = {
             file: size
             for file, size in files_with_sizes(self._table).items()
             if value_of(file) in slices and value_of(file) != BATCHES_SLICE
         }
-        if self.note is None or not files:
+        before = _now() - batches_kept if batches_kept else datetime.min.replace(tzinfo=UTC)
+        old, first = to_remove(files_about_batches(self._table), before)
+        files |= {file.path: file.size for file in old}
+        if not files:
             return
-        reach(FailPoint.MERGED, self.note.batch or 0)
-        self.transact([self.removal(file, size) for file, size in files.items()], self.note.to_json())
+        with self.staged() as stage:
+            added = [self.place(write_first_row(self.path / first.path, stage))] if first else []
+            reach(FailPoint.MERGED, self.note.batch or 0)
+            self.transact([*(self.removal(file, size) for file, size in files.items()), *added], self.note.to_json())
         log.info("pruned %d files of %s", len(files), self.path.name)
 
-    def tend(self, superseded: Callable[[], Collection[str]] = tuple) -> None:
-        """Now and then: remove slices that are superseded, merge small files, delete what no reader can need."""
+    def tend(self, superseded: Callable[[], Collection[str]] = tuple, *, batches_kept: timedelta | None = None) -> None:
+        """Now and then: remove superseded slices, merge small files, delete what no reader can need.
+
+        Rows about batches are removed when they are older than ``batches_kept``.
+        """
         version, note = self.version, self.note
         if note is None or version % COMPACT_EVERY_COMMITS:
             return
-        self.prune(superseded())
-        self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0))
-        if version % VACUUM_EVERY_COMMITS == 0:
-            self.delete_what_no_reader_needs()
+        self.prune(superseded(), batches_kept)
+        yesterday = _now() - timedelta(days=1)
+        # A file has rows of a day at most: one that is merged for ever could never be removed as a whole.
+        settled = {file.path for file in files_about_batches(self._table) if file.oldest < yesterday}
+        self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0), without=settled)
+        self.delete_now_and_then(DELETE_EVERY_SECONDS)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _types(schema: Schema) -> dict[str, Any]:

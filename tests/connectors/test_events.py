@@ -1,5 +1,6 @@
 """`events/<source>` as recompute reads it: what came behind the offsets that were counted."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -7,15 +8,24 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
 
+from jobs.connectors import tables
 from jobs.connectors.events import Landed
 from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import slice_at
+from jobs.recompute import read_events
+from jobs.refusal import Refusal
+from jobs.settings import Settings
 from tests.test_query import EVENTS
 
-NUMBERS = PIPELINES["rolling_sum"].source
+PIPELINE = PIPELINES["rolling_sum"]
+NUMBERS = PIPELINE.source
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 AFTER_MS = round(NOON.timestamp() * 1000) + 1
+NOON_SLICE = slice_at(PIPELINE, AFTER_MS)
 
 
 def event(partition: int, offset: int) -> dict[str, Any]:
@@ -57,6 +67,54 @@ def test_an_older_version_says_what_was_landed_then(tmp_path: Path) -> None:
     assert then is not None
     assert now is not None
     assert (then.ends("numbers", "t1"), now.ends("numbers", "t1")) == ({0: 5}, {0: 10})
+
+
+def merged_away(lake: Path, monkeypatch: pytest.MonkeyPatch) -> TableWriter:
+    """Version 1 has two files that a merge has replaced."""
+    monkeypatch.setitem(tables._PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    land(lake, [event(0, 4)], [event(1, 4)])
+    writer = TableWriter.open(lake / NUMBERS.events_table, EVENTS, "hour", epoch=1)
+    assert writer.note
+    writer.merge_small_files(writer.note.to_json())
+    return writer
+
+
+NO_SPARK: Any = None
+
+
+@pytest.mark.parametrize("log_is_gone", [False, True])
+def test_a_run_whose_version_of_the_events_is_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_is_gone: bool
+) -> None:
+    """It was planned a day ago, say, and somebody clears its recompute."""
+    writer = merged_away(tmp_path, monkeypatch)
+    if log_is_gone:
+        DeltaTable(writer.path).create_checkpoint()
+        for version in (0, 1):
+            (tmp_path / NUMBERS.events_table / "_delta_log" / f"{version:020}.json").unlink()
+    else:
+        writer.delete_what_no_reader_needs()
+    with pytest.raises(Refusal, match=r"version 1 of events/numbers, on which the run was planned, is gone: .* plan"):
+        read_events(NO_SPARK, settings_of(tmp_path), PIPELINE, 1, [NOON_SLICE])
+
+
+def test_events_that_are_not_there_at_all_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="events/numbers is gone: restore it"):
+        read_events(NO_SPARK, settings_of(tmp_path), PIPELINE, 1, [NOON_SLICE])
+
+
+def test_a_version_is_whole_until_its_files_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = merged_away(tmp_path, monkeypatch)
+    landed = Landed.at(tmp_path, NUMBERS, 1)
+    assert landed is not None
+    files = landed.files([(0, AFTER_MS)])
+    assert (len(files), landed.deleted(files)) == (2, [])
+    writer.delete_what_no_reader_needs()
+    assert sorted(landed.deleted(files)) == sorted(files)
+
+
+def settings_of(lake: Path) -> Settings:
+    return replace(Settings.from_env({}), lake_root=lake)
 
 
 def behind(landed: Landed, ends: dict[int, int]) -> list[tuple[int, int]]:

@@ -401,7 +401,6 @@ def test_what_is_rolled_back_to_other_columns_has_the_checksum_of_what_is_served
 def test_files_of_older_versions_go_when_nobody_can_roll_back_to_them(tmp_path: Path, monkeypatch: Any) -> None:
     from jobs.connectors import final as module
 
-    monkeypatch.setattr(module, "_VACUUM_EVERY_COMMITS", 1)
     monkeypatch.setitem(module._PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
     for version in (1, 2, 3):
         table = publish(tmp_path, version)

@@ -182,7 +182,7 @@ def test_a_reset_survives_a_merge_and_the_files_it_took_away_are_deleted(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
-    monkeypatch.setattr(tables, "VACUUM_EVERY_COMMITS", 5)
+    monkeypatch.setattr(tables, "DELETE_EVERY_SECONDS", 0)
     at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
     monkeypatch.setattr(tables, "_PROPERTIES", at_once)
     writer = opened(path)
@@ -526,7 +526,7 @@ def test_the_cadence_goes_on_after_each_merge(path: Path, monkeypatch: pytest.Mo
 
 def test_files_that_no_reader_needs_are_deleted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
-    monkeypatch.setattr(tables, "VACUUM_EVERY_COMMITS", 10)
+    monkeypatch.setattr(tables, "DELETE_EVERY_SECONDS", 0)
     at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
     monkeypatch.setattr(tables, "_PROPERTIES", at_once)
     writer = opened(path)
@@ -544,16 +544,15 @@ def test_files_that_no_reader_needs_are_deleted(path: Path, monkeypatch: pytest.
 
 
 def test_an_overtaken_writer_deletes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 3)
     at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
     monkeypatch.setattr(tables, "_PROPERTIES", at_once)
     zombie = opened(path)
     for batch in range(3):
         commit(zombie, batch)
-    zombie.tend()
+    zombie.merge_small_files(note(2).to_json())
     assert len(DeltaTable(path).file_uris()) == 1
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
-    monkeypatch.setattr(tables, "VACUUM_EVERY_COMMITS", 1)
+    monkeypatch.setattr(tables, "DELETE_EVERY_SECONDS", 0)
     successor = opened(path)
     commit(successor, 3, epoch=2)
     before = files_on_disk(path)
@@ -570,7 +569,7 @@ def test_an_overtaken_writer_deletes_nothing(path: Path, monkeypatch: pytest.Mon
 
 def test_what_readers_may_still_need_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
-    monkeypatch.setattr(tables, "VACUUM_EVERY_COMMITS", 5)
+    monkeypatch.setattr(tables, "DELETE_EVERY_SECONDS", 0)
     writer = opened(path)
     for batch in range(4):
         commit(writer, batch)
