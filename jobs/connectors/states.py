@@ -11,8 +11,12 @@ import msgspec
 from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between
 from jobs.pipelines.spec import Pipeline
 
-# The broker's clock stamps arrivals, this machine's clock says when a slice is over: they may differ by this much.
+# One broker says what time it is, the leader of each partition stamps arrivals: their clocks may differ by this much.
 CLOCK_SKEW_MS = 5_000
+# A machine whose clock differs from the broker's by more plans, publishes and streams nothing.
+CLOCK_TOLERANCE_MS = 30_000
+# So begins the verdict of a slice that was rolled back: what it misses, somebody wants it to miss.
+ROLLED_BACK = "rolled back"
 # Of one run; a longer gap is healed by several.
 MAX_SLICES = 5000
 
