@@ -97,7 +97,9 @@ def test_a_run_begins_with_every_slice_and_finds_its_own_over(seconds: int) -> N
     assert now_ms + seconds_until_over(pipeline, key_of(own), now_ms) * 1000 >= closes_at(pipeline, own)
 
 
-@pytest.mark.parametrize(("late_ms", "seconds"), [(-5001, 0.0), (-5000, 5.0), (-1, 0.001), (0, 0.0), (60_000, 0.0)])
+@pytest.mark.parametrize(
+    ("late_ms", "seconds"), [(-35_001, 0.0), (-35_000, 35.0), (-5000, 5.0), (-1, 0.001), (0, 0.0), (60_000, 0.0)]
+)
 def test_a_run_waits_for_two_clocks_and_for_nothing_else(late_ms: int, seconds: float) -> None:
     assert seconds_until_over(SUM, KEY, closes_at(SUM, OWN) + late_ms) == seconds
     assert seconds_until_over(SUM, None, closes_at(SUM, OWN) + late_ms) == 0.0
