@@ -1,5 +1,7 @@
 """Slices as partitions of Airflow: when a run is scheduled, for which slice, and how a slice's key reads."""
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from airflow.sdk import Asset, CronPartitionTimetable
@@ -40,6 +42,12 @@ def slices_until_over(pipeline: Pipeline) -> int:
     """
     length, wait = pipeline.slice_seconds * 1000, closes_at(pipeline, Slice(0, 0)) - CLOCK_SKEW_MS
     return 1 - (-wait // length)
+
+
+def wait_until_over(pipeline: Pipeline, key: str | None, clock: Callable[[], float]) -> None:
+    """Let the run of a slice begin when the slice is over by the broker's clock; Airflow has started it by its own."""
+    while seconds := seconds_until_over(pipeline, key, clock()):
+        time.sleep(seconds)
 
 
 def seconds_until_over(pipeline: Pipeline, key: str | None, now_ms: float) -> float:

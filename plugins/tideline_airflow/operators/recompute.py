@@ -1,6 +1,5 @@
 """The four tasks that make slices final: plan, recompute, audit, publish."""
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from tideline_airflow.links import DataDocsLink, SlicesLink
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.batch import BatchJobOperator, PipelineOperator
-from tideline_airflow.partitions import asset_of, key_of, seconds_until_over
+from tideline_airflow.partitions import asset_of, key_of, wait_until_over
 from tideline_airflow.requests import Asked, asked
 from tideline_airflow.tables import as_text
 
@@ -65,9 +64,7 @@ class PlanOperator(PipelineOperator):
 
         settings, pipeline = self.settings(), self.definition
         with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
-            # Airflow has started the run by a clock of its own.
-            while seconds := seconds_until_over(pipeline, key, clock()):
-                time.sleep(seconds)
+            wait_until_over(pipeline, key, clock)
             request = ask.request
             if ask.outdated and request:
                 outdated = planning.look(settings.lake_root, client, pipeline, None, clock).survey.outdated
