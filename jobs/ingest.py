@@ -11,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from jobs import driver, session
 from jobs.connectors import streams
 from jobs.connectors.checkpoint import Checkpoint
+from jobs.connectors.clock import check_clock
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import TopicState, admin, latest, require
 from jobs.connectors.spark_files import write_counted
@@ -32,6 +33,7 @@ def run(settings: Settings, *, until_caught_up: bool = False) -> None:
     def work(lease: Lease, stop: threading.Event) -> driver.Ending:
         with admin(settings.kafka) as client:
             topics = require(client, SOURCES)
+            check_clock(client, settings.kafka)
             starts = {source.name: _check(settings, source, topics) for source in SOURCES.values()}
             with session.opened(settings, INGEST) as spark:
                 lease.show(ui=session.ui_of(spark))

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from jobs import driver, session
 from jobs.connectors import streams
 from jobs.connectors.checkpoint import Checkpoint
+from jobs.connectors.clock import check_clock
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import admin, latest, require
 from jobs.connectors.parquet import write
@@ -42,6 +43,7 @@ def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False
 
 def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient) -> Start:
     topics = require(client, [pipeline.source.name, pipeline.output])
+    check_clock(client, settings.kafka)
     note = last_note(settings.lake_root / pipeline.live_table)
     check_start(
         pipeline.name,

@@ -27,7 +27,7 @@ from jobs.connectors.final_topic import messages, send
 from jobs.connectors.kafka import admin
 from jobs.connectors.parquet import files_in
 from jobs.connectors.runs import Plan, RunFolder
-from jobs.connectors.states import Request
+from jobs.connectors.states import Request, closes_at
 from jobs.folders import Folder, remove
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.pipelines.spec import HOUR_MS
@@ -225,12 +225,16 @@ def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, r
         return Rivalry(events=sum(work.events for work in plan.work), windows=windows, seconds=seconds)
 
 
+def _over_ms(slices: Sequence[Slice]) -> int:
+    """When the last of these slices is over."""
+    return closes_at(PIPELINE, max(slices))
+
+
 def _planned(settings: Settings, run: str, slices: Sequence[Slice]) -> tuple[Plan, RunFolder]:
     """Plan a run that takes exactly these slices, a little after the last of them."""
-    now = max(slices).end_ms / 1000 + PIPELINE.allowed_lateness_seconds + 60
     request = Request(slices=tuple(slices), reason="measured")
     with admin(settings.kafka) as client:
-        planned = planning.make(settings.lake_root, client, PIPELINE, run, request, lambda: now)
+        planned = planning.make(settings.lake_root, client, PIPELINE, run, request, lambda: _over_ms(slices))
     if len(planned.plan.work) != len(slices):
         raise Refusal(f"of {len(slices)} slices {len(planned.plan.work)} were planned: {planned.survey.refused}")
     return planned.plan, RunFolder.of(settings.lake_root, PIPELINE, run)
@@ -348,7 +352,9 @@ class _Case:
             "plan": lambda: _planned(settings, run, [slice_]),
             "recompute": lambda: recompute.run(settings, PIPELINE, run),
             "audit": lambda: gate.examine(settings.lake_root, PIPELINE, run),
-            "publish": lambda: versions.update(publishing.publish(settings, PIPELINE, run).versions),
+            "publish": lambda: versions.update(
+                publishing.publish(settings, PIPELINE, run, now_ms=_over_ms([slice_])).versions
+            ),
         }
         for name, part in parts.items():
             took = _seconds(part)

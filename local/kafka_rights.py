@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jobs.pipelines import INGEST, PIPELINES, SOURCES, topics
-from jobs.pipelines.spec import Pipeline, dag_id_of
+from jobs.pipelines.spec import CLOCK, Pipeline, dag_id_of
 
 # A job looks up a topic, its id and its offsets before it reads or writes.
 _LOOK = ("DESCRIBE",)
 _READ = ("DESCRIBE", "READ")
 _WRITE = ("DESCRIBE", "WRITE")
 _PLAN = ("DESCRIBE", "DESCRIBE_CONFIGS")
+# A start, a plan and a publish append a record to it, and learn from its stamp what time it is.
+_CLOCK = (CLOCK.name,)
 _APPLY = (*_PLAN, "CREATE", "ALTER", "ALTER_CONFIGS")
 
 
@@ -28,6 +30,7 @@ def rights() -> tuple[Right, ...]:
     sources, all_topics = tuple(SOURCES), tuple(topic.name for topic in topics())
     return (
         Right(who=dag_id_of(INGEST), operations=_READ, topics=sources),
+        Right(who=dag_id_of(INGEST), operations=_WRITE, topics=_CLOCK),
         *(right for pipeline in PIPELINES.values() for right in _of_pipeline(pipeline)),
         Right(who="reset_stream", operations=_LOOK, topics=sources),
         Right(who="generate_demo_traffic", operations=_WRITE, topics=sources),
@@ -39,7 +42,7 @@ def rights() -> tuple[Right, ...]:
 def _of_pipeline(pipeline: Pipeline) -> Iterator[Right]:
     source, stream = (pipeline.source.name,), dag_id_of(pipeline.name)
     yield Right(who=stream, operations=_READ, topics=source)
-    yield Right(who=stream, operations=_WRITE, topics=(pipeline.output,))
+    yield Right(who=stream, operations=_WRITE, topics=(pipeline.output, *_CLOCK))
     # Its plan takes the topic's ends; its publish sends what has become final.
     yield Right(who=pipeline.recompute_job, operations=_LOOK, topics=source)
-    yield Right(who=pipeline.recompute_job, operations=_WRITE, topics=(pipeline.final_topic.name,))
+    yield Right(who=pipeline.recompute_job, operations=_WRITE, topics=(pipeline.final_topic.name, *_CLOCK))

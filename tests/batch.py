@@ -7,6 +7,7 @@ from jobs import recompute
 from jobs.connectors import kafka, planning, publishing
 from jobs.connectors.planning import Planned
 from jobs.connectors.publishing import Published
+from jobs.connectors.runs import RunFolder
 from jobs.connectors.states import Request
 from jobs.pipelines.slices import Slice
 from jobs.pipelines.spec import Pipeline
@@ -27,10 +28,10 @@ def plan(
     later_seconds: float = LATER_SECONDS,
     at: float | None = None,
 ) -> Planned:
-    """Plan as if it were later than now, or than ``at``: nobody waits for a slice to be over."""
+    """Plan as if it were later by the broker than now, or than ``at``: nobody waits for a slice to be over."""
     request = Request(slices=tuple(slices), reason=reason) if slices else None
     with kafka.admin(settings.kafka) as client:
-        clock = lambda: (time.time() if at is None else at) + later_seconds  # noqa: E731
+        clock = lambda: round(((time.time() if at is None else at) + later_seconds) * 1000)  # noqa: E731
         return planning.make(settings.lake_root, client, pipeline, run, request, clock)
 
 
@@ -45,8 +46,9 @@ def audit(settings: Settings, pipeline: Pipeline, run: str) -> None:
 
 
 def publish(settings: Settings, pipeline: Pipeline, run: str) -> Published:
-    """Commit, topic, ledger."""
-    return publishing.publish(settings, pipeline, run)
+    """Commit, topic, ledger, at the moment of the plan."""
+    now_ms = RunFolder.of(settings.lake_root, pipeline, run).plan().as_of_ms
+    return publishing.publish(settings, pipeline, run, now_ms=now_ms)
 
 
 def whole(settings: Settings, pipeline: Pipeline, run: str, **request: object) -> Published:

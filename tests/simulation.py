@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from greenlet import getcurrent, greenlet
 
-from jobs.connectors import planning, publishing
+from jobs.connectors import late, planning, publishing
 from jobs.connectors.control import LeaseLostError
 from jobs.connectors.events import Count
 from jobs.connectors.fenced import OvertakenError
@@ -49,6 +49,7 @@ class World:
     chance: random.Random
     clock_ms: int = BEGIN_MS
     events: list[int] = field(default_factory=list)  # The time of each; its place is its offset.
+    arrived: dict[int, int] = field(default_factory=dict)  # When, by offset; others arrived when they happened.
     landed: int = 0
     final: dict[str, tuple[Header, int]] = field(default_factory=dict)
     history: list[dict[str, tuple[Header, int]]] = field(default_factory=lambda: [{}])
@@ -69,15 +70,26 @@ class World:
         if parent is not None:
             parent.switch(name)
 
+    def arrive(self, at: int) -> None:
+        """An event of this time comes now."""
+        self.arrived[len(self.events)] = self.clock_ms
+        self.events.append(at)
+
     def count(self, slice_: Slice, landed: int) -> int:
         """How many of the landed events lie in a slice."""
         return sum(slice_.start_ms <= at < slice_.end_ms for at in self.events[:landed])
 
-    def count_late(self, name: str, computed: Header | Entry) -> int:
-        """The events of a slice that were landed behind what it was computed from, as far as they were counted."""
-        start = slice_at(SUM, round(slice_named_start(name).timestamp() * 1000))
+    def count_late(self, name: str, computed: Header | Entry) -> tuple[int, int]:
+        """The events of a slice that were landed behind what it was computed from, as far as they were counted.
+
+        All of them, and those that arrived before the slice was over.
+        """
+        slice_ = slice_at(SUM, round(slice_named_start(name).timestamp() * 1000))
         counted = self.counted.ends.get(0, 0) if self.counted else 0
-        return sum(start.start_ms <= at < start.end_ms for at in self.events[computed.offsets.get(0, 0) : counted])
+        behind = range(computed.offsets.get(0, 0), counted)
+        missed = [offset for offset in behind if slice_.start_ms <= self.events[offset] < slice_.end_ms]
+        in_time_ms = slice_.end_ms + SUM.allowed_lateness_seconds * 1000
+        return len(missed), sum(self.arrived.get(offset, self.events[offset]) < in_time_ms for offset in missed)
 
 
 class FinalModel:
@@ -190,7 +202,7 @@ class LandedModel:
 
     def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
         rows = [
-            {"partition": 0, "offset": offset, "time": at, "arrival": at}
+            {"partition": 0, "offset": offset, "time": at, "arrival": self.world.arrived.get(offset, at)}
             for offset, at in enumerate(self.world.events[: self.version])
             if offset >= ends.get(0, 0) and at < before_ms
         ]
@@ -225,6 +237,8 @@ def judge_commit(world: World) -> None:
         if header.verdict.startswith("rolled back"):
             continue
         slice_ = slice_at(SUM, round(slice_named_start(name).timestamp() * 1000))
+        if closes_at(SUM, slice_) > world.clock_ms:
+            world.defects.append(f"slice {name} was published before it was over")
         landed = header.offsets.get(0, 0)
         if content != world.count(slice_, landed):
             world.defects.append(f"slice {name} holds {content}, its offsets {world.count(slice_, landed)}")
@@ -281,7 +295,9 @@ def model_of(world: World) -> Iterator[None]:
             patch.setattr(module, "FinalTable", final)
             patch.setattr(module, "Ledger", ledger)
             patch.setattr(module, "writing", writing)
-        patch.setattr(planning, "Landed", SimpleNamespace(at=lambda *_: LandedModel(world) if world.landed else None))
+        landed = SimpleNamespace(at=lambda *_: LandedModel(world) if world.landed else None)
+        patch.setattr(planning, "Landed", landed)
+        patch.setattr(late, "Landed", landed)
         patch.setattr(planning, "require", require)
         # Ingest lands nothing while this process waits for it.
         patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
@@ -289,10 +305,13 @@ def model_of(world: World) -> Iterator[None]:
         yield
 
 
-def run(world: World, name: str, request: Request | None = None) -> Published | None:
-    """One DAG run: plan, stage, audit, publish. Tasks may be killed; what they leave is in the world."""
+def run(world: World, name: str, request: Request | None = None, *, ahead_ms: int = 0) -> Published | None:
+    """One DAG run: plan, stage, audit, publish. Tasks may be killed; what they leave is in the world.
+
+    ``ahead_ms``: it plans by a clock that is so far ahead of the broker's, as one of an older version may do.
+    """
     settings = SimpleNamespace(lake_root=world.root, kafka=None)
-    clock = lambda: world.clock_ms / 1000  # noqa: E731
+    clock = lambda: world.clock_ms + ahead_ms  # noqa: E731
     planning.await_ingest(world.root, None, SUM, name, request, clock)
     planned = planning.make(world.root, None, SUM, name, request, clock)
     if not planned.plan.work and not planned.plan.untold:
@@ -319,7 +338,7 @@ def run(world: World, name: str, request: Request | None = None) -> Published | 
     )
     blocked = [work for work in planned.plan.work if work.slice in world.bad]
     planning.note(world.root, SUM, [planned.plan.entry(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
-    published = publishing.publish(settings, SUM, name)  # type: ignore[arg-type]
+    published = publishing.publish(settings, SUM, name, now_ms=world.clock_ms)  # type: ignore[arg-type]
     world.reported += list(published.versions.items())
     return published
 
@@ -345,9 +364,7 @@ def judge_end(world: World) -> list[str]:
         if not (said_final or blocked_since):
             defects.append(f"slice {name} is at version {header.version}, the ledger says {line}")
         if said_final and line and not header.verdict.startswith("rolled back"):
-            missed = world.count_late(name, header)
-            if line.late != missed:
-                defects.append(f"slice {name} says {line.late} late events, and missed {missed}")
+            defects += judge_late(world, header, line)
         rows = window((header, content)).to_pylist()
         key = f'["{slice_named_start(name):%Y-%m-%dT%H:%M:%S}.000Z","k"]'.encode()
         said = json.loads(world.topic.get(key) or b"{}")
@@ -370,14 +387,22 @@ def judge_end(world: World) -> list[str]:
     return defects
 
 
+def judge_late(world: World, header: Header, line: Entry) -> list[str]:
+    """A final slice misses as many events as its line says, and none that had come in time."""
+    missed, said = world.count_late(header.slice, header), (line.late, line.in_time)
+    defects = [f"slice {header.slice} says {said} events came late and in time, and missed {missed}"]
+    forgotten = [f"slice {header.slice} is final without {missed[1]} events that came in time"]
+    return (defects if said != missed else []) + (forgotten if missed[1] else [])
+
+
 def judge_blocked(world: World, newest: Mapping[str, Entry]) -> list[str]:
     """A blocked slice is tried again when enough events have come since: they are counted, too."""
     blocked = {name: line for name, line in newest.items() if line.state is State.BLOCKED}
     missed = {name: world.count_late(name, line) for name, line in blocked.items()}
     return [
-        f"blocked slice {name} says {line.late} late events, and misses {missed[name]}"
+        f"blocked slice {name} says {line.late}, {line.in_time} events came late and in time: it misses {missed[name]}"
         for name, line in blocked.items()
-        if line.late != missed[name]
+        if (line.late, line.in_time) != missed[name]
     ]
 
 
@@ -428,6 +453,6 @@ def happen(world: World) -> None:
     chance = world.chance
     world.clock_ms += chance.choice((0, 1_000, 30_000, MINUTE_MS))
     for _ in range(chance.randrange(4)):
-        late = chance.choice((0, 0, 0, 30_000, 200_000))
-        world.events.append(max(BEGIN_MS, world.clock_ms - late))
+        ago_ms = chance.choice((0, 0, 0, 30_000, 200_000))
+        world.arrive(max(BEGIN_MS, world.clock_ms - ago_ms))
     world.landed = chance.randint(world.landed, len(world.events))

@@ -3,20 +3,21 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jobs.connectors import planning, publishing, runs, states
+from jobs.connectors import late, planning, publishing, runs, states
 from jobs.connectors.control import LeaseLostError
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.publishing import roll_back
 from jobs.connectors.runs import RunFolder
 from jobs.connectors.states import Boundary, Entry, Request, State
 from jobs.connectors.tries import Try
-from jobs.pipelines.slices import slice_at
+from jobs.pipelines.slices import slice_at, slice_named
 from tests import simulation
 from tests.simulation import (
     BEGIN_MS,
@@ -68,6 +69,8 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
         if seed % 3 == 0:
             run(world, "before")
             actors["back"] = lambda: back(world, first.name)
+        if seed % 5 == 0:
+            actors["ahead"] = lambda: run(world, "ahead", ahead_ms=10 * MINUTE_MS)
         ended = in_turns(world, actors, steps=world.chance.randrange(5, 120))
         if told is not None:
             told += ended
@@ -135,7 +138,7 @@ def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_p
     world.bad = set()
     with model_of(world):
         plans = {
-            name: planning.make(world.root, None, SUM, name, None, lambda: world.clock_ms / 1000).plan
+            name: planning.make(world.root, None, SUM, name, None, lambda: world.clock_ms).plan
             for name in ("fast", "slow")
         }
         for name, plan in plans.items():
@@ -145,8 +148,8 @@ def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_p
             verdict = {"passed": True, "failures": [], "rows": 1, "checksum": "c"}
             folder.decide({work.slice: verdict for work in plan.work})
         settings = SimpleNamespace(lake_root=world.root, kafka=None)
-        fast = publishing.publish(settings, SUM, "fast")  # type: ignore[arg-type]
-        slow = publishing.publish(settings, SUM, "slow")  # type: ignore[arg-type]
+        fast = publishing.publish(settings, SUM, "fast", now_ms=world.clock_ms)  # type: ignore[arg-type]
+        slow = publishing.publish(settings, SUM, "slow", now_ms=world.clock_ms)  # type: ignore[arg-type]
         assert fast.versions == {work.slice: 1 for work in plans["fast"].work}
         assert slow.versions == {}
         assert all("another run has published it meanwhile" in why for why in slow.refused.values())
@@ -159,18 +162,119 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
     world.bad = set()
     with model_of(world):
         run(world, "first")
-        late = slice_at(SUM, BEGIN_MS)
-        before = world.history[-1][late.name]
-        world.events.append(BEGIN_MS + 1)
+        touched = slice_at(SUM, BEGIN_MS)
+        before = world.history[-1][touched.name]
+        world.arrive(BEGIN_MS + 1)
         world.landed += 1
         run(world, "second")
-        header, content = world.history[-1][late.name]
+        header, content = world.history[-1][touched.name]
         assert (header.version, content) == (2, before[1] + 1)
         assert header.reason == "1 late events"
-        assert [entry.late for entry in world.lines if entry.slice == late.name][-1] == 0
+        assert [entry.late for entry in world.lines if entry.slice == touched.name][-1] == 0
         assert run(world, "third") is None
-        reopened = [entry for entry in world.lines if (entry.slice, entry.state) == (late.name, State.REOPENED)]
+        reopened = [entry for entry in world.lines if (entry.slice, entry.state) == (touched.name, State.REOPENED)]
         assert [entry.late for entry in reopened] == [1]
+
+
+HOUR_MS = 60 * MINUTE_MS
+
+
+def names_early(world: World) -> set[str]:
+    """Slices that are final and not over."""
+    return {name for name in world.history[-1] if states.early(SUM, slice_named(SUM, name), world.clock_ms)}
+
+
+def test_a_plan_by_a_clock_that_is_an_hour_ahead_publishes_nothing_that_is_not_over(tmp_path: Path) -> None:
+    """Such a plan may have been made by an older version, which asked its machine's clock."""
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    with model_of(world):
+        published = run(world, "ahead", ahead_ms=HOUR_MS)
+        assert published is not None
+        assert published.versions
+        assert names_early(world) == set()
+        assert len(published.refused) == 60
+        name = max(published.refused)
+        assert published.refused[name] == (
+            f"slice {name} is left to a later run, since by the broker's clock it is not over: late events are awaited "
+            "for 3545 s more"
+        )
+        assert "60 left to another run" in published.sentence
+        assert world.defects == []
+        world.clock_ms += HOUR_MS
+        assert settle(world) == []
+        assert {name: world.history[-1][name][0].version for name in published.refused} == dict.fromkeys(
+            published.refused, 1
+        )
+
+
+@pytest.fixture
+def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world in which a slice is final since before it was over: a publish of an older version did not look."""
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    world.clock_ms = HASTY.start_ms + 30_000
+    for at in range(1000):
+        world.arrive(HASTY.start_ms + at)
+    world.landed = len(world.events)
+    with model_of(world), monkeypatch.context() as patch:
+        patch.setattr(publishing, "early", lambda *_: None)
+        run(world, "hasty", ahead_ms=5 * MINUTE_MS)
+    assert HASTY.name in names_early(world)
+    world.defects.clear()
+    for at in range(9):
+        world.arrive(HASTY.start_ms + 30_000 + at)
+    world.landed = len(world.events)
+    return world
+
+
+HASTY = slice_at(SUM, BEGIN_MS + 6 * MINUTE_MS)
+
+
+def as_older(lines: list[Entry]) -> list[Entry]:
+    """What a version has written that did not tell apart what came in time."""
+    return [replace(line, in_time=None if line.late else 0) for line in lines]
+
+
+def judge_healed(world: World) -> None:
+    """When it is over it is done again, with all that came in time."""
+    run(world, "waiting")
+    assert world.history[-1][HASTY.name][0].version == 1, "it is not over yet"
+    world.clock_ms = states.closes_at(SUM, HASTY)
+    run(world, "healing")
+    header, content = world.history[-1][HASTY.name]
+    assert (header.version, content) == (2, 1009)
+    assert header.reason == "9 missing events that had come in time"
+    world.clock_ms += 10 * MINUTE_MS
+    assert settle(world) == []
+    assert world.history[-1][HASTY.name][0].version == 2
+
+
+def test_events_that_came_in_time_reopen_a_slice_however_few_they_are(hasty: World) -> None:
+    with model_of(hasty):
+        judge_healed(hasty)
+
+
+def test_events_that_an_older_version_has_counted_reopen_it_too(hasty: World) -> None:
+    """It did not tell those that came in time apart, so its lines do not say how many they are."""
+    with model_of(hasty):
+        run(hasty, "older")
+        assert [(line.late, line.in_time) for line in hasty.lines if line.slice == HASTY.name][-1] == (9, 9)
+        hasty.lines = as_older(hasty.lines)
+        judge_healed(hasty)
+
+
+def test_what_a_slice_misses_that_was_rolled_back_stays_away(hasty: World) -> None:
+    with model_of(hasty):
+        judge_healed(hasty)
+        back(hasty, HASTY.name)
+        hasty.arrive(HASTY.start_ms)
+        hasty.landed = len(hasty.events)
+        run(hasty, "older")
+        hasty.lines = as_older(hasty.lines)
+        run(hasty, "later")
+        assert hasty.history[-1][HASTY.name][0].version == 3
+        assert [(line.late, line.in_time) for line in hasty.lines if line.slice == HASTY.name][-1] == (1, 0)
 
 
 @pytest.fixture
@@ -207,7 +311,7 @@ def test_what_a_dead_run_left_is_taken_up_however_old_it_is(old: World, monkeypa
 def test_a_run_that_dies_while_it_begins_again_leaves_its_plan(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with model_of(old):
         run(old, "first")
-        plan = planning.make(old.root, None, SUM, "dying", ASKED, lambda: old.clock_ms / 1000).plan
+        plan = planning.make(old.root, None, SUM, "dying", ASKED, lambda: old.clock_ms).plan
         with monkeypatch.context() as patch:
             patch.setattr(runs, "write_whole", no_space)
             with pytest.raises(OSError, match="No space left"):
@@ -228,7 +332,7 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
 ) -> None:
     world = world_of(tmp_path, 3)
     world.bad = set()
-    clock = lambda: world.clock_ms / 1000  # noqa: E731
+    clock = lambda: world.clock_ms  # noqa: E731
     with model_of(world):
         slice_ = slice_at(SUM, BEGIN_MS)
         with monkeypatch.context() as patch:
@@ -242,7 +346,8 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
         folder = RunFolder.of(world.root, SUM, "telling")
         folder.take({})
         folder.decide({})
-        publishing.publish(SimpleNamespace(lake_root=world.root, kafka=None), SUM, "telling")  # type: ignore[arg-type]
+        settings: Any = SimpleNamespace(lake_root=world.root, kafka=None)
+        publishing.publish(settings, SUM, "telling", now_ms=world.clock_ms)
         run(world, "second")
         header, _ = world.history[-1][slice_.name]
         assert (header.version, header.reason) == (2, "unfinished: asked")
@@ -262,7 +367,7 @@ def test_a_run_that_only_tells_does_not_close_the_incident_of_a_block(
         run(world, "asked", Request(slices=(slice_,), reason="asked"))
         incidents, key = Incidents.of(world.root), blocked(SUM.name, slice_.name)
         incidents.open(key, "its checks fail")
-        publishing.publish(settings, SUM, "first")
+        publishing.publish(settings, SUM, "first", now_ms=world.clock_ms)
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
         assert (line.state, line.version) == (State.BLOCKED, 2)
         assert [incident.key for incident in incidents.still_open(key)] == [key]
@@ -273,7 +378,7 @@ def test_who_was_overtaken_leaves_the_folder_of_the_run_to_its_successor(
 ) -> None:
     world = world_of(tmp_path, 3)
     world.bad = set()
-    clock = lambda: world.clock_ms / 1000  # noqa: E731
+    clock = lambda: world.clock_ms  # noqa: E731
     with model_of(world):
 
         def sleep(*_: object) -> None:
@@ -296,11 +401,11 @@ def test_a_run_that_finds_nothing_to_do_is_over(tmp_path: Path) -> None:
     with model_of(world):
         run(world, "first")
         folder = RunFolder.of(world.root, SUM, "idle")
-        assert planning.make(world.root, None, SUM, "idle", None, lambda: world.clock_ms / 1000).plan.work == ()
+        assert planning.make(world.root, None, SUM, "idle", None, lambda: world.clock_ms).plan.work == ()
         assert folder.plan().work == ()
         assert (folder.path / "ended.json").exists()
         asked = Request(slices=(slice_at(SUM, BEGIN_MS),), reason="asked")
-        planning.make(world.root, None, SUM, "busy", asked, lambda: world.clock_ms / 1000)
+        planning.make(world.root, None, SUM, "busy", asked, lambda: world.clock_ms)
         assert not (RunFolder.of(world.root, SUM, "busy").path / "ended.json").exists()
 
 
@@ -315,9 +420,9 @@ def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
         run(world, "first")
         monkeypatch.setattr(simulation, "TOPIC_ID", "t2")
         monkeypatch.setattr(states, "too_late", lambda *_: False)
-        # The model's events arrive when they happen.
-        monkeypatch.setattr(planning, "_is_late", lambda *_: True)
-        planning.make(world.root, None, SUM, "later", None, lambda: world.clock_ms / 1000)
+        world.arrived = dict.fromkeys(range(len(world.events)), world.clock_ms)
+        monkeypatch.setattr(late, "_is_late", lambda *_: True)
+        planning.make(world.root, None, SUM, "later", None, lambda: world.clock_ms)
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
         assert (line.state, line.version, line.run) == (State.BLOCKED, 1, "first")
         assert line.boundary == Boundary(topic_id="t2", ends={0: len(world.events)})
@@ -381,6 +486,17 @@ def test_a_run_that_forgets_what_a_dead_one_left_is_found(tmp_path: Path, monkey
 
     monkeypatch.setattr(product, "_is_untold", lambda *_: False)
     assert any(simulate(tmp_path, seed) for seed in range(200))
+
+
+def test_a_publish_that_does_not_look_at_the_clock_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "early", lambda *_: None)
+    assert any(simulate(tmp_path, seed) for seed in range(0, 100, 5))
+
+
+def test_a_plan_that_forgets_what_came_in_time_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "in_time_of", lambda *_: 0)
+    monkeypatch.setattr(states, "too_late", lambda *_: False)
+    assert any(simulate(tmp_path, seed) for seed in range(0, 500, 5))
 
 
 def test_a_boundary_that_is_taken_too_early_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ class FinalTable(FencedTable):
         """To write: the table is made if need be, and gets the columns that a changed definition adds."""
         path = lake_root / pipeline.final_table
         table = opened(path, schema_of(pipeline), "slice", _PROPERTIES)
-        _adapt(table, schema_of(pipeline), path)
+        adapt(table, schema_of(pipeline), path)
         return cls(pipeline, path, table)
 
     @classmethod
@@ -238,7 +238,7 @@ class FinalTable(FencedTable):
         return None if replaced is None else replaced - 1
 
 
-def _adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
+def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
     """Add the columns of a changed definition; a column whose type has changed cannot be served."""
     there = {field.name: field for field in table.schema().fields}
     asked = Schema.from_arrow(wanted).fields

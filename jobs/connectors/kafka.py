@@ -140,7 +140,7 @@ def connect(kafka: KafkaSettings) -> KafkaAdminClient:
         return opened[-1]
 
     timeouts = {"bootstrap_timeout_ms": ADMIN_TIMEOUT_MS, "request_timeout_ms": ADMIN_TIMEOUT_MS}
-    with _hushed() as reasons:
+    with hushed() as reasons:
         try:
             return KafkaAdminClient(**client_options(kafka), **timeouts, kafka_client=open_net)
         except KafkaError as error:
@@ -173,8 +173,8 @@ class _Reasons(logging.Handler):
 
 
 @contextmanager
-def _hushed() -> Iterator[_Reasons]:
-    """The reasons of a failed bootstrap: kafka-python only logs them, some ten lines per attempt."""
+def hushed() -> Iterator[_Reasons]:
+    """The reasons of a failure: kafka-python only logs them, some ten lines per attempt."""
     logger, reasons = logging.getLogger("kafka"), _Reasons()
     with _bootstrap_lock:
         logger.addHandler(reasons)

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
-from jobs.connectors.final import TIME
+from jobs.connectors.final import TIME, adapt
 from jobs.connectors.parquet import write
 from jobs.connectors.states import Boundary, Counted, Entry, State
 from jobs.folders import Folder
@@ -41,6 +41,7 @@ SCHEMA = pa.schema(
         pa.field("rows", pa.int64()),
         pa.field("events", pa.int64()),
         pa.field("late", pa.int64()),
+        pa.field("in_time", pa.int64()),
         pa.field("checks", pa.string()),
         pa.field("checksum", pa.string()),
         pa.field("reason", pa.string()),
@@ -66,9 +67,11 @@ class Ledger(FencedTable):
 
     @classmethod
     def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """To write; it is made if need be."""
+        """To write; it is made if need be, and gets the columns that an older version did not write."""
         path = lake_root / pipeline.ledger_table
-        return cls(pipeline, path, opened(path, SCHEMA, "day", _PROPERTIES))
+        table = opened(path, SCHEMA, "day", _PROPERTIES)
+        adapt(table, SCHEMA, path)
+        return cls(pipeline, path, table)
 
     @classmethod
     def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
@@ -108,15 +111,20 @@ class Ledger(FencedTable):
 
     def _newest(self, days: Collection[str] | None = None) -> pa.Table:
         files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
-        rows = dataset(self._table, self.path, files).to_table(_READ).sort_by([("commit", "ascending")])
+        rows = self._rows(files)
         last = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}
         return rows.take(pa.array(last.values(), pa.int64()))
 
     def history(self, slice_: str) -> list[Entry]:
         """All lines of a slice, in order."""
         files = [file for file in files_with_sizes(self._table) if value_of(file) == slice_[:8]]
-        rows = dataset(self._table, self.path, files).to_table(_READ).sort_by([("commit", "ascending")]).to_pylist()
+        rows = self._rows(files).to_pylist()
         return [_entry(row) for row in rows if row["slice"] == slice_]
+
+    def _rows(self, files: Iterable[str]) -> pa.Table:
+        """Lines in the order in which they came; columns that an older version did not write are null."""
+        rows = dataset(self._table, self.path, files, SCHEMA).to_table(_READ)
+        return rows.sort_by([("commit", "ascending")])
 
     def append(self, entries: Iterable[Entry], *, counted: Counted | None = None) -> None:
         """One commit; one line for each slice at most, so that its order is that of the commits.
@@ -164,8 +172,10 @@ def _entries(rows: pa.Table) -> dict[str, Entry]:
 def _entry(row: dict[str, Any]) -> Entry:
     as_of, boundary, offsets = row.pop("as_of"), row.pop("boundary"), row.pop("offsets")
     del row["commit"]
+    # Without late events none has come in time, whoever has written the line.
+    in_time = row["in_time"] if row["late"] else 0
     return Entry(
-        **{**row, "state": State(row["state"])},
+        **{**row, "state": State(row["state"]), "in_time": in_time},
         at_ms=round(as_of.timestamp() * 1000),
         boundary=_boundary(boundary) if boundary else None,
         offsets=_offsets(offsets or "{}"),

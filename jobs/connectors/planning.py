@@ -1,20 +1,20 @@
 """The plan of a recompute run: takes boundaries, counts late events, and decides which slices are due."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from kafka import KafkaAdminClient
 
+from jobs.connectors.clock import Clock
 from jobs.connectors.control import Control, Lease
 from jobs.connectors.epochs import Phase, Receipt
 from jobs.connectors.events import Count, Landed
 from jobs.connectors.final import FinalTable
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.kafka import require
+from jobs.connectors.late import count_late, tell_apart, with_missed
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import Plan, RunFolder, Work, discard_old, slices_left
 from jobs.connectors.states import (
@@ -30,14 +30,14 @@ from jobs.connectors.states import (
     Survey,
     Topic,
     begin,
-    is_of,
+    in_time_of,
     is_passed,
     survey,
     tide_line,
     with_late,
 )
 from jobs.folders import Folder
-from jobs.pipelines.slices import Slice, slice_at, slice_named
+from jobs.pipelines.slices import Slice
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 from jobs.refusal import Refusal
 
@@ -47,8 +47,6 @@ _POLL_SECONDS = 0.2
 _DAY_MS = 24 * HOUR_MS
 # What is older than the source's horizon is rejected, so nothing that is older yet can be touched.
 _MORE_HOURS = 24
-# A run has computed these slices up to some offsets, and has not published them.
-_COMPUTED_NOT_FINAL = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.BLOCKED)
 # Ingest lands what has arrived a few seconds later: to wait for it is sooner than the next run.
 INGEST_PATIENCE_SECONDS = 20.0
 
@@ -103,10 +101,10 @@ def look(
     lake_root: Folder,
     client: KafkaAdminClient,
     pipeline: Pipeline,
-    request: Request | None = None,
-    clock: Callable[[], float] = time.time,
+    request: Request | None,
+    clock: Clock,
 ) -> Planned:
-    """What a run would do now; nothing is written."""
+    """What a run would do now; nothing is written. The clock is the broker's."""
     final, ledger = FinalTable.read(lake_root, pipeline), Ledger.read(lake_root, pipeline)
     seen = _see(lake_root, client, pipeline, final.headers() if final else {}, ledger, request, clock)
     surveyed = survey(pipeline, seen.known, request)
@@ -118,8 +116,8 @@ def await_ingest(
     client: KafkaAdminClient,
     pipeline: Pipeline,
     run: str,
-    request: Request | None = None,
-    clock: Callable[[], float] = time.time,
+    request: Request | None,
+    clock: Clock,
 ) -> None:
     """Take the boundaries that are to be taken now, and let ingest reach those that the next plan asks for.
 
@@ -144,8 +142,8 @@ def make(
     client: KafkaAdminClient,
     pipeline: Pipeline,
     run: str,
-    request: Request | None = None,
-    clock: Callable[[], float] = time.time,
+    request: Request | None,
+    clock: Clock,
     *,
     begins: bool = True,
 ) -> Planned:
@@ -185,10 +183,10 @@ def _see(
     headers: Mapping[str, Header],
     ledger: Ledger | None,
     request: Request | None,
-    clock: Callable[[], float],
+    clock: Clock,
 ) -> _Seen:
     # The clock first: what the topic holds once a slice's time is over is all that came in time, or more.
-    now_ms, source = round(clock() * 1000), pipeline.source
+    now_ms, source = clock(), pipeline.source
     topic, landed = _topic(client, source), Landed.at(lake_root, source)
     ends = _ends(landed, source, topic)
     known = Known(
@@ -206,10 +204,11 @@ def _see(
     # A topic of which nothing is landed yet has no late events: those that are landed are another's.
     if landed is None or not ends:
         return _Seen(known=known, landed=landed, ends=ends)
-    late, counted = _count_late(pipeline, landed, ledger.counted(), known, ends)
-    if missing := [name for name in late if name not in known.entries]:
+    last = ledger.counted()
+    known, counted = count_late(pipeline, landed, last, known, ends)
+    if missing := [name for name in known.late if name not in known.entries]:
         known = replace(known, entries={**known.entries, **ledger.newest(missing)})
-    return _Seen(known=replace(known, late=late), landed=landed, ends=ends, counted=counted)
+    return _Seen(known=tell_apart(pipeline, landed, known, last), landed=landed, ends=ends, counted=counted)
 
 
 def _with_entries(pipeline: Pipeline, known: Known, ledger: Ledger, request: Request | None) -> Known:
@@ -237,32 +236,6 @@ def _ends(landed: Landed | None, source: Source, topic: Topic) -> dict[int, int]
     return landed.ends(source.name, topic.topic_id) if landed else {}
 
 
-def _count_late(
-    pipeline: Pipeline, landed: Landed, last: Counted | None, known: Known, ends: Mapping[int, int]
-) -> tuple[Counter[str], Counted]:
-    """Events that came since the last count, and touch a slice that was computed without them; how far that is."""
-    topic_id = known.topic.topic_id
-    now = Counted(topic_id=topic_id, ends=ends, at_ms=known.now_ms)
-    if last and last.topic_id == topic_id:
-        now = replace(now, since_ms=last.since_ms)
-        rows = partial(landed.since, last.ends, last.since_ms)
-    elif last:
-        # Its topic was re-created: what was landed until now is counted by its arrival, and never again.
-        now = replace(now, since_ms=landed.newest_arrival_ms())
-        rows = partial(landed.since, {}, last.at_ms)
-    else:
-        rows = partial(landed.since, {}, 0)
-    unfinished = {name: entry for name, entry in known.entries.items() if entry.state in _COMPUTED_NOT_FINAL}
-    computed: dict[str, Header | Entry] = {**unfinished, **known.headers}
-    late = Counter[str]()
-    if not computed:
-        return late, now
-    for row in rows(slice_named(pipeline, max(computed)).end_ms + pipeline.window.reach_ms).to_pylist():
-        touched = (name for name in _touched(pipeline, row["time"]) if name in computed)
-        late.update(name for name in touched if _is_late(row, computed[name], known.topic))
-    return late, now
-
-
 def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:
     """Write what becomes of the slices of a run, between its plan and its publish."""
     said = list(lines)
@@ -272,49 +245,7 @@ def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:
         ledger = Ledger.open(lake_root, pipeline)
         newest, counted = ledger.newest([line.slice for line in said]), ledger.counted()
         said = [line for line in said if not is_passed(line, newest.get(line.slice))]
-        late = (late_of(lake_root, pipeline, line, newest.get(line.slice), counted) for line in said)
-        ledger.append([replace(line, late=count) for line, count in zip(said, late, strict=True)])
-
-
-def late_of(
-    lake_root: Folder, pipeline: Pipeline, computed: Header | Entry, newest: Entry | None, counted: Counted | None
-) -> int:
-    """The events that were counted and are not in what a run has computed of a slice.
-
-    By its own newest line, to which other plans have added; where the newest is another run's, by the events.
-    """
-    if is_of(computed, newest):
-        return newest.late if newest else 0
-    landed = Landed.at(lake_root, pipeline.source)
-    if landed is None or counted is None or counted.topic_id != _topic_id(computed):
-        return 0
-    before_ms = slice_named(pipeline, computed.slice).end_ms + pipeline.window.reach_ms
-    rows = landed.since(computed.offsets, counted.since_ms, before_ms).to_pylist()
-    behind = (row for row in rows if row["offset"] < counted.ends.get(row["partition"], 0))
-    return sum(computed.slice in _touched(pipeline, row["time"]) for row in behind)
-
-
-def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
-    """The slices of the windows into which an event of this time falls."""
-    window, length = pipeline.window, pipeline.slice_seconds * 1000
-    first = slice_at(pipeline, max(0, time_ms - window.size_ms + window.slide_ms)).start_ms
-    return [slice_at(pipeline, start).name for start in range(first, time_ms + 1, length)]
-
-
-def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: Topic) -> bool:
-    """Whether an event was not yet landed when a slice was computed."""
-    at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
-    if _topic_id(computed) == topic.topic_id:
-        return row["offset"] >= computed.offsets.get(row["partition"], 0)
-    # Offsets of a topic that was re-created begin anew: only the time can tell.
-    return row["arrival"] > at_ms
-
-
-def _topic_id(computed: Header | Entry) -> str | None:
-    """Of which topic its offsets are."""
-    if isinstance(computed, Header):
-        return computed.topic_id
-    return computed.boundary.topic_id if computed.boundary else None
+        ledger.append(with_missed(lake_root, pipeline, said, newest, counted))
 
 
 def _plan(pipeline: Pipeline, run: str, seen: _Seen, surveyed: Survey) -> Plan:
@@ -368,7 +299,7 @@ def _tell(ledger: Ledger, seen: _Seen, surveyed: Survey, plan: Plan) -> None:
     planned = {work.slice for work in plan.work}
     # Late events are counted once: from here on they are in the lines.
     late = [
-        with_late(entries[name], count, now_ms)
+        with_late(entries[name], count, now_ms, in_time=known.in_time.get(name, 0))
         for name, count in known.late.items()
         if name in entries and name not in planned
     ]
@@ -376,5 +307,6 @@ def _tell(ledger: Ledger, seen: _Seen, surveyed: Survey, plan: Plan) -> None:
         plan.entry(work, State.REOPENED if work.version else State.CLOSED, at_ms=now_ms, late=work.late)
         for work in plan.work
     ]
+    begun = [replace(line, in_time=in_time_of(known, line.slice)) for line in begun]
     ledger.append([*begun, *late], counted=seen.counted)
     ledger.append(plan.entry(work, State.RECOMPUTING, at_ms=now_ms) for work in plan.work)

@@ -16,11 +16,12 @@ from jobs.connectors.control import Lease
 from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError
 from jobs.connectors.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.connectors.incidents import Incidents
+from jobs.connectors.late import missed_by
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.parquet import write
-from jobs.connectors.planning import late_of, writing
+from jobs.connectors.planning import writing
 from jobs.connectors.runs import Plan, RunFolder, Work
-from jobs.connectors.states import Counted, Entry, Header, State, is_passed, reconciled
+from jobs.connectors.states import ROLLED_BACK, Counted, Entry, Header, State, early, is_passed, reconciled
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder
 from jobs.pipelines.slices import runs_of, slice_named
@@ -32,8 +33,6 @@ log = logging.getLogger(__name__)
 
 # What is told is in the ledger, so one who takes over goes on behind it.
 _TOLD_AT_ONCE = 200
-# What such a slice misses, somebody wants it to miss.
-_ROLLED_BACK = "rolled back"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +53,13 @@ class Published:
         return ", ".join(parts)
 
 
-def publish(settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[str, str] | None = None) -> Published:
-    """Publish what the audit of a run has passed, or what a person approves: slice -> who and why."""
+def publish(
+    settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[str, str] | None = None, *, now_ms: int
+) -> Published:
+    """Publish what the audit of a run has passed, or what a person approves: slice -> who and why.
+
+    ``now_ms``: by the broker's clock. A slice that is not over by then is left to a later run, whatever the plan says.
+    """
     folder = RunFolder.of(settings.lake_root, pipeline, run)
     plan, verdicts = folder.plan(), folder.verdicts()
     if verdicts is None:
@@ -67,13 +71,15 @@ def publish(settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[
             "the data, then restate the slice"
         )
     chosen = {work.slice: work for work in plan.only(passed if approved is None else approved).work}
+    too_early = {name: why for name in chosen if (why := _too_early(pipeline, name, now_ms))}
     with writing(settings.lake_root, pipeline.recompute_job) as lease:
         final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
         headers = {
             name: _header(pipeline, plan, work, verdicts[name], (approved or {}).get(name))
             for name, work in chosen.items()
+            if name not in too_early
         }
-        refused = _commit(settings.lake_root, pipeline, final, lease, folder, headers)
+        refused = too_early | _commit(settings.lake_root, pipeline, final, lease, folder, headers)
         reach(FailPoint.PUBLISHED, 0)
         told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
         versions, settled, sent = _tell(settings, pipeline, final, ledger, lease, told)
@@ -95,6 +101,12 @@ def publish(settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[
     )
 
 
+def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
+    """A plan that was made by a wrong clock, or by a version that asked this machine's, must not get through."""
+    why = early(pipeline, slice_named(pipeline, name), now_ms)
+    return f"slice {name} is left to a later run, since by the broker's clock {why}" if why else None
+
+
 def roll_back(
     settings: Settings, pipeline: Pipeline, slice_: str, version: int, *, run: str, reason: str, by: str
 ) -> Header:
@@ -110,7 +122,7 @@ def roll_back(
             version=now.version + 1,
             as_of_ms=round(time.time() * 1000),
             run=run,
-            verdict=f"{_ROLLED_BACK} to version {version}",
+            verdict=f"{ROLLED_BACK} to version {version}",
             reason=f"rolled back to version {version} by {by}: {reason}",
         )
         _keep_gone(settings.lake_root, pipeline, final, now, run)
@@ -230,8 +242,9 @@ def _tell(
 
 def _line(lake_root: Folder, pipeline: Pipeline, header: Header, entry: Entry | None, counted: Counted | None) -> Entry:
     line = reconciled(header, entry)
-    if not header.verdict.startswith(_ROLLED_BACK):
-        line = replace(line, late=late_of(lake_root, pipeline, header, entry, counted))
+    if not header.verdict.startswith(ROLLED_BACK):
+        missed = missed_by(lake_root, pipeline, header, entry, counted)
+        line = replace(line, late=missed.late, in_time=missed.in_time)
     verdict = f"{header.verdict}; {header.reason}" if header.verdict not in ("", "passed") else header.reason
     return replace(line, at_ms=round(time.time() * 1000), state=State.FINAL, reason=verdict)
 

@@ -11,8 +11,12 @@ import msgspec
 from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between
 from jobs.pipelines.spec import Pipeline
 
-# The broker's clock stamps arrivals, this machine's clock says when a slice is over: they may differ by this much.
+# One broker says what time it is, the leader of each partition stamps arrivals: their clocks may differ by this much.
 CLOCK_SKEW_MS = 5_000
+# A machine whose clock differs from the broker's by more plans, publishes and streams nothing.
+CLOCK_TOLERANCE_MS = 30_000
+# So begins the verdict of a slice that was rolled back: what it misses, somebody wants it to miss.
+ROLLED_BACK = "rolled back"
 # Of one run; a longer gap is healed by several.
 MAX_SLICES = 5000
 
@@ -105,6 +109,8 @@ class Entry:
     events: int | None = None
     # Events that came since it was computed, and are not in it.
     late: int = 0
+    # Those of them that arrived before the slice was over. None: an older version of Tideline did not tell them apart.
+    in_time: int | None = 0
     checks: str | None = None
     checksum: str | None = None
     reason: str = ""
@@ -191,8 +197,9 @@ class Known:
     landed: Mapping[int, int]
     headers: Mapping[str, Header]
     entries: Mapping[str, Entry]
-    # Late events of final slices since the last plan.
+    # Late events of final slices since the last plan, and those of them that had come in time.
     late: Mapping[str, int] = field(default_factory=dict)
+    in_time: Mapping[str, int] = field(default_factory=dict)
     # Slices before it are final, and nothing that can be landed touches them: only a request takes them.
     since_ms: int = 0
     # Final slices of runs that have not ended, wherever they are.
@@ -206,6 +213,17 @@ class Known:
 def closes_at(pipeline: Pipeline, slice_: Slice) -> int:
     """The moment from which nothing that arrives for a slice is in time."""
     return slice_.end_ms + pipeline.window.reach_ms + pipeline.allowed_lateness_seconds * 1000 + CLOCK_SKEW_MS
+
+
+def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
+    """Why a slice is not over at a moment of the broker's clock; none if it is."""
+    wait_ms = closes_at(pipeline, slice_) - now_ms
+    return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more" if wait_ms > 0 else None
+
+
+def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
+    """Whether an event of a slice arrived before the slice was over, by the stamp of its broker."""
+    return arrival_ms < closes_at(pipeline, slice_) - CLOCK_SKEW_MS
 
 
 def begin(pipeline: Pipeline, known: Known) -> int | None:
@@ -231,7 +249,9 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
     refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, known, slice_))}
     recent = [s for s in over(pipeline, known) if s.name not in known.settled]
     left = (name for name in known.left if name not in known.settled)
-    touched = {slice_named(pipeline, name) for name in (*known.late, *left)}
+    # A slice that was made final before it was over waits until it is.
+    named = (slice_named(pipeline, name) for name in (*known.late, *left))
+    touched = {slice_ for slice_ in named if not early(pipeline, slice_, known.now_ms)}
     candidates = sorted({*recent, *touched, *(asked - set(refused))})
     taken: dict[Slice, Boundary] = {}
     waiting: dict[Slice, Boundary] = {}
@@ -318,6 +338,7 @@ def reconciled(header: Header, entry: Entry | None) -> Entry:
         rows=header.rows,
         events=header.events,
         late=own.late if own else 0,
+        in_time=own.in_time if own else 0,
         checks=own.checks if own else None,
         checksum=header.checksum,
         reason=header.reason,
@@ -325,9 +346,10 @@ def reconciled(header: Header, entry: Entry | None) -> Entry:
     )
 
 
-def with_late(entry: Entry, more: int, at_ms: int) -> Entry:
-    """The same state with more late events."""
-    return replace(entry, late=entry.late + more, at_ms=at_ms)
+def with_late(entry: Entry, more: int, at_ms: int, *, in_time: int = 0) -> Entry:
+    """The same state with more late events, so many of them in time."""
+    known = None if entry.in_time is None else entry.in_time + in_time
+    return replace(entry, late=entry.late + more, in_time=known, at_ms=at_ms)
 
 
 def too_late(pipeline: Pipeline, late: int, events: int) -> bool:
@@ -338,11 +360,14 @@ def too_late(pipeline: Pipeline, late: int, events: int) -> bool:
 def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
     """Why a scheduled run takes a slice; none if it does not."""
     header, entry = known.headers.get(slice_.name), known.entries.get(slice_.name)
-    late = _late(known, slice_.name)
+    late, in_time = _late(known, slice_.name), in_time_of(known, slice_.name)
     if entry and entry.state is State.BLOCKED and entry.version > (header.version if header else 0):
-        return _reason_to_try_again(pipeline, entry, late)
+        return _reason_to_try_again(pipeline, entry, late, in_time)
     if header is None:
         return "closed"
+    if in_time:
+        # It was made final too early: by a wrong clock, or by brokers whose clocks differ too much.
+        return f"{in_time:,} missing events that had come in time"
     if late and too_late(pipeline, late, header.events):
         return f"{late:,} late events"
     if entry and entry.state in _UNFINISHED and entry.version > header.version:
@@ -350,11 +375,11 @@ def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
     return None
 
 
-def _reason_to_try_again(pipeline: Pipeline, entry: Entry, late: int) -> str | None:
+def _reason_to_try_again(pipeline: Pipeline, entry: Entry, late: int, in_time: int) -> str | None:
     """A blocked slice would be blocked again, unless something has changed; a few events have a person wait for it."""
     if (entry.fingerprint, entry.checks) != (pipeline.fingerprint, pipeline.checks_fingerprint):
         return "blocked, and its definition has changed"
-    enough = late and too_late(pipeline, late, entry.events or 0)
+    enough = in_time or (late and too_late(pipeline, late, entry.events or 0))
     return f"blocked, and {late:,} events came since" if enough else None
 
 
@@ -372,6 +397,12 @@ def _now(known: Known) -> Boundary:
 def _late(known: Known, name: str) -> int:
     entry = known.entries.get(name)
     return (entry.late if entry else 0) + known.late.get(name, 0)
+
+
+def in_time_of(known: Known, name: str) -> int:
+    """The events that had come in time and are not in what was computed of a slice."""
+    entry = known.entries.get(name)
+    return (entry.in_time or 0 if entry else 0) + known.in_time.get(name, 0)
 
 
 def _state(known: Known, slice_: Slice) -> State | None:
@@ -394,9 +425,8 @@ def _is_untold(header: Header, entry: Entry | None) -> bool:
 
 def _why_not(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
     """Why a slice that is asked for can never be closed now; none if it can."""
-    wait_ms = closes_at(pipeline, slice_) - known.now_ms
-    if wait_ms > 0:
-        return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more"
+    if why := early(pipeline, slice_, known.now_ms):
+        return why
     first = begin(pipeline, known)
     if first is None or slice_.start_ms < first:
         # To publish it would make every slice from there on due.

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from jobs.pipelines.rolling_sum import ROLLING_SUM, ROLLING_SUM_SLIDING
 from jobs.pipelines.sources import CLICKS, LINES, NUMBERS, ORDERS, PAYMENTS, RAW_DATA
-from jobs.pipelines.spec import Pipeline, RefusedDefinitionError, Source, Topic, WindowKind
+from jobs.pipelines.spec import CLOCK, Pipeline, RefusedDefinitionError, Source, Topic, WindowKind
 from jobs.pipelines.word_count import WORD_COUNT
 
 INGEST = "ingest"
@@ -42,6 +42,7 @@ def topics() -> tuple[Topic, ...]:
     """Every topic that the platform reads or writes, as it should be."""
     wanted = [source.topic for source in SOURCES.values()]
     wanted += [topic for pipeline in PIPELINES.values() for topic in (pipeline.topic, pipeline.final_topic)]
+    wanted.append(CLOCK)
     if len({topic.name for topic in wanted}) < len(wanted):
         raise RefusedDefinitionError(f"a topic is named twice in {[topic.name for topic in wanted]}: rename one")
     return tuple(wanted)

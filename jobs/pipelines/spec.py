@@ -142,6 +142,21 @@ class Topic:
     moves_keys: bool
 
 
+# A record is appended here whenever somebody has to know what time it is by the broker; nobody reads them.
+CLOCK = Topic(
+    name="tideline.clock",
+    partitions=1,
+    configs=(
+        ("cleanup.policy", "delete"),
+        ("message.timestamp.type", "LogAppendTime"),
+        ("retention.bytes", "1048576"),
+        ("retention.ms", str(HOUR_MS)),
+        ("segment.bytes", "1048576"),
+    ),
+    moves_keys=False,
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """A Kafka topic with a schema, a format and an event time.

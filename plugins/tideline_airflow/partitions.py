@@ -1,10 +1,12 @@
 """Slices as partitions of Airflow: when a run is scheduled, for which slice, and how a slice's key reads."""
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from airflow.sdk import Asset, CronPartitionTimetable
 
-from jobs.connectors.states import CLOCK_SKEW_MS, closes_at
+from jobs.connectors.states import CLOCK_SKEW_MS, CLOCK_TOLERANCE_MS, closes_at
 from jobs.pipelines.slices import Slice, slice_at
 from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
 
@@ -42,10 +44,19 @@ def slices_until_over(pipeline: Pipeline) -> int:
     return 1 - (-wait // length)
 
 
+def wait_until_over(pipeline: Pipeline, key: str | None, clock: Callable[[], float]) -> None:
+    """Let the run of a slice begin when the slice is over by the broker's clock; Airflow has started it by its own."""
+    while seconds := seconds_until_over(pipeline, key, clock()):
+        time.sleep(seconds)
+
+
 def seconds_until_over(pipeline: Pipeline, key: str | None, now_ms: float) -> float:
-    """How long the run of a slice waits for it; one that is not over for longer was not meant to wait."""
+    """How long the run of a slice waits for it; one that is not over for longer was not meant to wait.
+
+    The moment is the broker's. By Airflow's clock, which has started the run, it may be that much later.
+    """
     wait_ms = closes_at(pipeline, slice_of(pipeline, key)) - now_ms if key else 0.0
-    return wait_ms / 1000 if 0 < wait_ms <= CLOCK_SKEW_MS else 0.0
+    return wait_ms / 1000 if 0 < wait_ms <= CLOCK_SKEW_MS + CLOCK_TOLERANCE_MS else 0.0
 
 
 def key_of(slice_: Slice) -> str:

@@ -360,6 +360,28 @@ def test_of_settled_slices_the_ledger_gives_the_name_alone(tmp_path: Path) -> No
     assert ledger.unsettled({"20260101"}, versions) == ({}, set())
 
 
+def test_a_ledger_of_an_older_version_does_not_say_what_came_in_time(tmp_path: Path, monkeypatch: Any) -> None:
+    from jobs.connectors import ledger as module
+
+    late = replace(entry(1), slice=SECOND.name, late=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "SCHEMA", module.SCHEMA.remove(module.SCHEMA.get_field_index("in_time")))
+        Ledger.open(tmp_path, SUM).append([entry(1), late], counted=Counted(topic_id="t1", ends={0: 7}))
+    told = {FIRST.name: entry(1), SECOND.name: replace(late, in_time=None)}
+    read = Ledger.read(tmp_path, SUM)
+    assert read is not None
+    assert read.newest() == told
+    monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 1)
+    ledger = Ledger.open(tmp_path, SUM)
+    assert (ledger.newest(), ledger.counted()) == (told, Counted(topic_id="t1", ends={0: 7}))
+    ledger.append([replace(late, version=2, in_time=1)])
+    read = Ledger.read(tmp_path, SUM)
+    assert read is not None
+    assert [line.in_time for line in read.history(SECOND.name)] == [None, 1]
+    assert read.newest() == {FIRST.name: entry(1), SECOND.name: replace(late, version=2, in_time=1)}
+    assert Lake(tmp_path).query("SELECT count(*) AS lines FROM ledger_rolling_sum").to_pylist() == [{"lines": 3}]
+
+
 def test_the_ledger_keeps_its_order_when_small_files_are_merged(tmp_path: Path, monkeypatch: Any) -> None:
     from jobs.connectors import ledger as module
 

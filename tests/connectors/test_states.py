@@ -20,9 +20,11 @@ from jobs.connectors.states import (
     Survey,
     Topic,
     closes_at,
+    is_in_time,
     reconciled,
     survey,
     tide_line,
+    with_late,
 )
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at, slices_between
@@ -238,6 +240,40 @@ def test_slices_before_all_that_can_be_touched_are_left_alone() -> None:
     assert min(due(survey(SUM, later))) == slice_at(SUM, START + 5 * MINUTE).name
     touched = survey(SUM, replace(later, headers={FIRST.name: header(events=1)}, late={FIRST.name: 5}))
     assert due(touched)[FIRST.name] == "5 late events"
+
+
+def test_events_that_came_in_time_reopen_whatever_the_threshold() -> None:
+    big = {"headers": {FIRST.name: header(events=10_000_000)}}
+    one = known(**big, entries=seen(entry()), late={FIRST.name: 2}, in_time={FIRST.name: 1})
+    assert due(survey(SUM, one)) == {FIRST.name: "1 missing events that had come in time"}
+    assert due(survey(SUM, known(**big, entries=seen(entry(late=2, in_time=1))))) != {}
+    assert due(survey(SUM, known(**big, entries=seen(entry(late=2))))) == {}
+    # Of an older version: not told apart yet.
+    assert due(survey(SUM, known(**big, entries=seen(entry(late=2, in_time=None))))) == {}
+
+
+def test_a_blocked_slice_is_tried_again_with_what_came_in_time() -> None:
+    blocked = entry(state=State.BLOCKED, events=1000)
+    found = survey(SUM, known(entries=seen(replace(blocked, late=1, in_time=1))))
+    assert due(found) == {FIRST.name: "blocked, and 1 events came since"}
+
+
+def test_a_slice_that_was_made_final_too_early_waits_until_it_is_over() -> None:
+    news: dict[str, Any] = {"late": {FIRST.name: 500}, "in_time": {FIRST.name: 500}}
+    hasty = {"headers": {FIRST.name: header()}, "entries": seen(entry(state=State.REOPENED, version=2)), **news}
+    assert due(survey(SUM, known(-1, **hasty, left=[FIRST.name]))) == {}
+    assert due(survey(SUM, known(0, **hasty, left=[FIRST.name]))) != {}
+
+
+def test_in_time_is_what_arrived_before_the_slice_was_over_by_one_clock() -> None:
+    assert is_in_time(SUM, FIRST, FIRST.end_ms + 59_999)
+    assert not is_in_time(SUM, FIRST, FIRST.end_ms + 60_000)
+    assert is_in_time(SLIDING, FIRST, FIRST.end_ms + 60_749)
+
+
+def test_a_line_that_does_not_tell_them_apart_stays_one() -> None:
+    assert with_late(entry(late=2, in_time=1), 3, 7, in_time=2) == entry(late=5, in_time=3, at_ms=7)
+    assert with_late(entry(late=2, in_time=None), 3, 7, in_time=2) == entry(late=5, in_time=None, at_ms=7)
 
 
 def test_a_definition_that_changed_makes_outdated_and_nothing_due() -> None:

@@ -1,20 +1,27 @@
 """When a slice is closed, on a real broker: what holds it open, and what comes too late to move its boundary."""
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from kafka import KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource
 from pyspark.sql import SparkSession
 
-from jobs import ingest
-from jobs.connectors import kafka
+from jobs import ingest, live
+from jobs.connectors import kafka, planning, publishing
+from jobs.connectors.clock import broker_clock, broker_now_ms
 from jobs.connectors.final import FinalTable
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import Planned
-from jobs.connectors.states import Boundary
+from jobs.connectors.states import CLOCK_TOLERANCE_MS, Boundary, Header, closes_at
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import Slice, slice_at, slice_named
+from jobs.pipelines.spec import CLOCK
+from jobs.refusal import Refusal
 from jobs.settings import Settings
 from tests import batch, checker, oracle, processes
 from tests.integration.test_recompute_broker import numbers
@@ -146,3 +153,99 @@ def test_quiet_slices_become_final_too(spark: SparkSession, settings: Settings, 
     assert planned.survey.due == ()
     assert planned.survey.tide_line_ms is not None
     judge(settings, 20)
+
+
+# -- Whose clock it is --
+
+
+def time_is(monkeypatch: pytest.MonkeyPatch, ahead_seconds: float) -> None:
+    """Set this machine's clock, for all that runs in this process."""
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + ahead_seconds)
+
+
+def test_the_brokers_clock_is_read_without_noise(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    threads = threading.active_count()
+    before_ms = time.time() * 1000
+    with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
+        stamps = [clock() for _ in range(3)]
+    # Broker and test run on one machine; a stamp has no fraction of a millisecond.
+    assert before_ms - 1 <= stamps[0] <= stamps[1] <= stamps[2] <= time.time() * 1000
+    assert caplog.records == []
+    processes.wait_until(lambda: threading.active_count() <= threads, "the producer's thread has ended")
+
+
+@pytest.mark.parametrize("ahead_seconds", [3600, -3600])
+def test_a_machine_whose_clock_is_wrong_plans_and_streams_nothing(
+    ahead_seconds: float, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time_is(monkeypatch, ahead_seconds)
+    with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
+        with pytest.raises(Refusal, match=r"set this machine's clock, e\.g\. by NTP"):
+            planning.look(settings.lake_root, client, SUM, None, clock)
+        with pytest.raises(Refusal, match=r"set this machine's clock"):
+            planning.make(settings.lake_root, client, SUM, "ahead", None, clock)
+    for start in (lambda: live.run(settings, SUM), lambda: ingest.run(settings), lambda: broker_now_ms(settings.kafka)):
+        with pytest.raises(Refusal, match=r"this machine's clock says .*, the broker's says .*: set this machine's"):
+            start()
+    assert boundaries(settings) == {}
+
+
+def test_a_clock_that_is_off_by_seconds_changes_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    right_ms = time.time() * 1000
+    time_is(monkeypatch, CLOCK_TOLERANCE_MS / 2000)
+    assert broker_now_ms(settings.kafka) < right_ms + CLOCK_TOLERANCE_MS / 2
+
+
+def test_a_clock_that_is_not_there_or_stamps_nothing_is_refused(settings: Settings) -> None:
+    with kafka.admin(settings.kafka) as client:
+        align = ConfigResource("topic", CLOCK.name, {"message.timestamp.type": "CreateTime"})
+        client.alter_configs([align], incremental=True)
+        with pytest.raises(Refusal, match=r"does not have message\.timestamp\.type=LogAppendTime: run the DAG"):
+            broker_now_ms(settings.kafka)
+        client.delete_topics([CLOCK.name])
+        processes.wait_until(lambda: CLOCK.name not in client.list_topics(), "the topic is gone")
+        with pytest.raises(Refusal, match=r"no topic tideline\.clock: run the DAG provision_topics"):
+            broker_now_ms(settings.kafka)
+        assert CLOCK.name not in client.list_topics()
+
+
+def test_what_came_in_time_is_in_the_final_slice_whatever_clock_a_plan_was_made_by(
+    spark: SparkSession, settings: Settings, produce: Produce
+) -> None:
+    """The plan of an older version, by a clock that is an hour ahead; then the publish of one, which did not look."""
+    produce("numbers", numbers(1000, ago_ms=15_000, spread_ms=1_000))
+    land(settings)
+    hasty = slice_at(SUM, int(time.time() * 1000) - 15_000)
+    plan = batch.plan(settings, SUM, "ahead", later_seconds=3600).plan
+    assert hasty.name in {work.slice for work in plan.work}
+    batch.stage(settings, SUM, "ahead")
+    batch.audit(settings, SUM, "ahead")
+    now_ms = broker_now_ms(settings.kafka)
+    published = publishing.publish(settings, SUM, "ahead", now_ms=now_ms)
+    assert hasty.name in published.refused
+    assert "by the broker's clock it is not over" in published.refused[hasty.name]
+    assert all(closes_at(SUM, slice_named(SUM, name)) <= now_ms for name in published.versions)
+    publishing.publish(settings, SUM, "ahead", now_ms=plan.as_of_ms)
+    assert header(settings, hasty).version == 1
+    events = header(settings, hasty).events
+    produce("numbers", [replace(record, value=at(hasty, n)) for n, record in enumerate(numbers(3, first=1000))])
+    land(settings)
+    # By the broker's clock it is not over: it waits.
+    with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
+        assert planning.make(settings.lake_root, client, SUM, "waiting", None, clock).plan.work == ()
+    batch.whole(settings, SUM, "healing")
+    assert (header(settings, hasty).version, header(settings, hasty).events) == (2, events + 3)
+    assert header(settings, hasty).reason == "3 missing events that had come in time"
+    judge(settings, 1003)
+
+
+def at(slice_: Slice, number: int) -> bytes:
+    return b'{"id":%d,"ts":%d,"value":1}' % (5000 + number, slice_.start_ms + number)
+
+
+def header(settings: Settings, slice_: Slice) -> Header:
+    final = FinalTable.read(settings.lake_root, SUM)
+    assert final is not None
+    return final.headers()[slice_.name]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jobs import pipelines
 from jobs.pipelines import INGEST, PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.spec import (
+    CLOCK,
     Check,
     Field,
     Format,
@@ -409,7 +410,7 @@ def test_what_no_live_job_can_show_gets_no_dag() -> None:
 
 def test_every_topic_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [topic.name for topic in pipelines.topics()]
-    assert len(set(names)) == len(names) == len(SOURCES) + 2 * len(PIPELINES)
+    assert len(set(names)) == len(names) == len(SOURCES) + 2 * len(PIPELINES) + len([CLOCK])
     for output in ("readings", "devices"):
         monkeypatch.setattr(pipelines, "SOURCES", {"readings": source()})
         monkeypatch.setattr(pipelines, "PIPELINES", {"a": pipeline(), "b": pipeline(name="b", output=output)})

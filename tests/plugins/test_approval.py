@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from jobs.connectors import publishing
+from jobs.connectors import clock, publishing
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import RunFolder
 from jobs.connectors.states import State
@@ -54,10 +54,11 @@ def test_rows_that_a_cleared_run_has_computed_since_are_not_published(lake: Path
 
 
 def test_rows_that_were_shown_are_published(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise Refusal(f"asked to publish {arguments[-1]}")
+    def refuse(*arguments: object, now_ms: int) -> None:
+        raise Refusal(f"asked to publish {arguments[-1]} at {now_ms}")
 
     monkeypatch.setattr(publishing, "publish", refuse)
+    monkeypatch.setattr(clock, "broker_now_ms", lambda _: 7)
     block(lake)
-    with pytest.raises(AirflowFailException, match=f"asked to publish .*{SLICE}.*somebody: a test"):
+    with pytest.raises(AirflowFailException, match=f"asked to publish .*{SLICE}.*somebody: a test.* at 7"):
         publish(show())

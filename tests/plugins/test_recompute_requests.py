@@ -1,6 +1,7 @@
 """What a run is asked to do, and how slices are partitions: tables of decisions."""
 
 import itertools
+import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +14,14 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
-from tideline_airflow.partitions import cron_of, key_of, seconds_until_over, slice_of, slices_until_over
+from tideline_airflow.partitions import (
+    cron_of,
+    key_of,
+    seconds_until_over,
+    slice_of,
+    slices_until_over,
+    wait_until_over,
+)
 from tideline_airflow.requests import asked
 
 SUM = PIPELINES["rolling_sum"]
@@ -97,10 +105,23 @@ def test_a_run_begins_with_every_slice_and_finds_its_own_over(seconds: int) -> N
     assert now_ms + seconds_until_over(pipeline, key_of(own), now_ms) * 1000 >= closes_at(pipeline, own)
 
 
-@pytest.mark.parametrize(("late_ms", "seconds"), [(-5001, 0.0), (-5000, 5.0), (-1, 0.001), (0, 0.0), (60_000, 0.0)])
+@pytest.mark.parametrize(
+    ("late_ms", "seconds"), [(-35_001, 0.0), (-35_000, 35.0), (-5000, 5.0), (-1, 0.001), (0, 0.0), (60_000, 0.0)]
+)
 def test_a_run_waits_for_two_clocks_and_for_nothing_else(late_ms: int, seconds: float) -> None:
     assert seconds_until_over(SUM, KEY, closes_at(SUM, OWN) + late_ms) == seconds
     assert seconds_until_over(SUM, None, closes_at(SUM, OWN) + late_ms) == 0.0
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.5], ids=["of the same speed", "of half the speed"])
+def test_a_run_that_comes_early_by_the_brokers_clock_waits_for_its_slice(speed: float) -> None:
+    begin = time.monotonic()
+
+    def clock() -> float:
+        return closes_at(SUM, OWN) - 50 + (time.monotonic() - begin) * 1000 * speed
+
+    wait_until_over(SUM, KEY, clock)
+    assert closes_at(SUM, OWN) <= clock() < closes_at(SUM, NEXT)
 
 
 @pytest.mark.parametrize("seconds", [1, 30, 90, 420, 5400, 18000, 172800])

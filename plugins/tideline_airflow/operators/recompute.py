@@ -1,6 +1,6 @@
 """The four tasks that make slices final: plan, recompute, audit, publish."""
 
-import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -16,7 +16,7 @@ from tideline_airflow.links import DataDocsLink, SlicesLink
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.batch import BatchJobOperator, DriverError, PipelineOperator
-from tideline_airflow.partitions import asset_of, key_of, seconds_until_over
+from tideline_airflow.partitions import asset_of, key_of, wait_until_over
 from tideline_airflow.requests import Asked, asked
 from tideline_airflow.tables import as_text
 
@@ -48,8 +48,7 @@ class PlanOperator(PipelineOperator):
         except Refusal as refusal:
             # Asked in vain, however often; a broker that does not answer may answer the next try.
             raise AirflowFailException(str(refusal)) from refusal
-        time.sleep(seconds_until_over(self.definition, run.partition_key, time.time() * 1000))
-        planned = self._plan(run.run_id, ask)
+        planned = self._plan(run.run_id, run.partition_key, ask)
         said = {**plans.shown(planned), "dry_run": ask.dry_run}
         done = ["A dry run: nothing is changed."] if ask.dry_run else []
         said["said"] = [*done, *said["said"]]
@@ -61,19 +60,21 @@ class PlanOperator(PipelineOperator):
             raise AirflowFailException("; ".join(f"slice {name}: {why}" for name, why in said["refused"].items()))
         return said
 
-    def _plan(self, run_id: str, ask: Asked) -> "Planned":
+    def _plan(self, run_id: str, key: str | None, ask: Asked) -> "Planned":
         from jobs.connectors import kafka, planning
+        from jobs.connectors.clock import broker_clock
 
         settings, pipeline = self.settings(), self.definition
-        with kafka.admin(settings.kafka) as client:
+        with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
+            wait_until_over(pipeline, key, clock)
             request = ask.request
             if ask.outdated and request:
-                outdated = planning.look(settings.lake_root, client, pipeline).survey.outdated
+                outdated = planning.look(settings.lake_root, client, pipeline, None, clock).survey.outdated
                 request = Request(slices=outdated, reason=request.reason)
             if ask.dry_run:
-                return planning.look(settings.lake_root, client, pipeline, request)
-            planning.await_ingest(settings.lake_root, client, pipeline, run_id, request)
-            return planning.make(settings.lake_root, client, pipeline, run_id, request)
+                return planning.look(settings.lake_root, client, pipeline, request, clock)
+            planning.await_ingest(settings.lake_root, client, pipeline, run_id, request, clock)
+            return planning.make(settings.lake_root, client, pipeline, run_id, request, clock)
 
     def _taken(self, run_id: str) -> list[Slice]:
         """The slices of an earlier try of this run, as the ledger knows them."""
@@ -181,18 +182,24 @@ class PublishOperator(PipelineOperator):
 
     def execute(self, context: Context) -> dict[str, int]:
         """The new version of each published slice."""
-        from jobs.connectors import publishing
-
-        run_id, settings, pipeline = context["dag_run"].run_id, self.settings(), self.definition
-        folder = RunFolder.of(settings.lake_root, pipeline, run_id)
+        run_id = context["dag_run"].run_id
+        folder = RunFolder.of(self.settings().lake_root, self.definition, run_id)
         _plan_or_skip(folder)
         if folder.verdicts() is None:
             raise AirflowSkipException("nothing was audited; the next run takes these slices again")
+        return self.tell(context, self.publish(run_id))
+
+    def publish(self, run_id: str, approved: Mapping[str, str] | None = None) -> "Published":
+        """What the audit has passed, or what a person approves; what is refused is refused for good."""
+        from jobs.connectors import publishing
+        from jobs.connectors.clock import broker_now_ms
+
+        # Not so a broker that does not answer, or a clock that is wrong: the next try may find it right.
+        now_ms = broker_now_ms(self.settings().kafka)
         try:
-            published = publishing.publish(settings, pipeline, run_id)
+            return publishing.publish(self.settings(), self.definition, run_id, approved, now_ms=now_ms)
         except Refusal as refusal:
             raise AirflowFailException(str(refusal)) from refusal
-        return self.tell(context, published)
 
     def tell(self, context: Context, published: "Published") -> dict[str, int]:
         """Say what became of the run; a slice that is not published is no event."""
