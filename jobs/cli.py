@@ -3,12 +3,14 @@
 import getpass
 import json
 import logging
+import os
 import secrets
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +21,7 @@ from rich.text import Text
 
 from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
-from jobs.settings import Settings, environment
+from jobs.settings import QueryLimits, Settings, environment
 from jobs.times import parse_time
 
 if TYPE_CHECKING:
@@ -583,28 +585,31 @@ def _dag_run(dag_id: str, conf: dict[str, Any], task_id: str) -> dict[str, Any]:
 def query(
     sql: Annotated[str, typer.Argument(help='One SELECT, e.g. "select * from rolling_sum limit 5".')],
     output: Annotated[QueryOutput, typer.Option("--format", help="How to print the answer.")] = QueryOutput.TABLE,
+    seconds: Annotated[int | None, typer.Option(min=1, help="How long it may take; by default QUERY_SECONDS.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="How many rows it may have; by default QUERY_ROWS.")] = None,
 ) -> None:
     """Ask the lake: PIPELINE, slices_, ledger_, drift_, balance_PIPELINE, events_, quarantine_SOURCE, incidents."""
-    from rich.table import Table
+    from jobs import answers
+    from jobs.query import Lake
 
-    from jobs import query as lake
+    # The lake is only read: there is nothing to tidy up, and no function of a query can hold it up.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    limits = QueryLimits.from_env()
+    limits = replace(limits, seconds=seconds or limits.seconds, rows=rows or limits.rows)
+    out, safe = sys.stdout, sys.stdout.isatty()
+    with Lake(Settings.from_env().lake_root, limits, _end).ask(sql) as answer:
+        if output is QueryOutput.JSON:
+            answers.write_json(answer.schema.names, answer.batches, out, safe=safe)
+        elif output is QueryOutput.CSV:
+            answers.write_csv(answer.schema.names, answer.batches, out, safe=safe)
+        else:
+            answers.write_table(answer.schema.names, answer.batches, out)
 
-    answer = lake.Lake(Settings.from_env().lake_root).query(sql)
-    if output is QueryOutput.JSON:
-        print(lake.as_json(answer))
-    elif output is QueryOutput.CSV:
-        print(lake.as_csv(answer), end="")
-    else:
-        table = Table()
-        for name in answer.column_names:
-            table.add_column(Text(name))
-        for row in lake.as_text(answer):
-            # Data is no markup: a line of text may hold brackets.
-            table.add_row(*map(Text, row))
-        # Into a pipe or a file every column goes whole.
-        console = Console(width=None if sys.stdout.isatty() else 1000)
-        console.print(table)
-        console.print(f"{answer.num_rows} rows", highlight=False)
+
+def _end(sentence: str) -> None:
+    """End the process from another thread than the one that is stuck."""
+    _say(sentence)
+    os._exit(1)
 
 
 @app.command()
@@ -680,8 +685,15 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> None:
-    errors.print("[red]tideline:[/red]", Text(sentence), highlight=False, soft_wrap=True)
+    _say(sentence)
     sys.exit(1)
+
+
+def _say(sentence: str) -> None:
+    from jobs.answers import visible_lines
+
+    # A sentence may quote data or a query.
+    errors.print("[red]tideline:[/red]", Text(visible_lines(sentence)), highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

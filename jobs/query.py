@@ -1,17 +1,16 @@
 """SQL over the lake without Spark: DuckDB reads the Delta tables, an answer takes milliseconds once started."""
 
-import csv
-import io
-import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, date, datetime
-from decimal import Decimal
-from itertools import count
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, count, islice
+from typing import Any, Self
 
 import duckdb
+import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
@@ -26,25 +25,52 @@ from jobs.folders import Folder
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.relations import relations, table_name, tables
 from jobs.pipelines.spec import INCIDENTS
+from jobs.query_names import require_harmless
 from jobs.refusal import Refusal
+from jobs.settings import QueryLimits
 
 _WORD = re.compile(r"\w+")
 _SAFE: dict[str, Any] = {
     "enable_external_access": "false",
     "python_enable_replacements": "false",
+    "autoload_known_extensions": "false",
+    "autoinstall_known_extensions": "false",
+    # By default DuckDB makes a folder `.tmp` where the command was started, up to 90 % of the disk.
+    "temp_directory": "",
+    "max_temp_directory_size": "0KB",
 }
+# One vector of DuckDB: wide rows would make larger batches heavy.
+_BATCH_ROWS = 2048
+_TICK_SECONDS = 0.05
+_GRACE_SECONDS = 3.0
 
 
 class NotThereError(Refusal):
     """A question about something that nobody has written yet."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Columns, each with a name of its own, and rows that are computed while they are read."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+
 class Lake:
     """A read-only view of the lake. Keep one: what it has read of a table's log it need not read again."""
 
-    def __init__(self, root: Folder) -> None:
-        """Nothing is read before it is asked for."""
+    def __init__(
+        self, root: Folder, limits: QueryLimits | None = None, last_resort: Callable[[str], object] | None = None
+    ) -> None:
+        """Nothing is read before it is asked for; without limits those of the environment count.
+
+        ``last_resort`` is called with a sentence when a query does not stop. It must end the process: DuckDB notices an
+        interrupt only between two calls of a function, and one call can take hours or all memory.
+        """
         self._root = root
+        self._limits = limits or QueryLimits.from_env()
+        self._last_resort = last_resort
         self._tables = tables()
         self._relations = relations()
         self._opened: dict[str, DeltaTable] = {}
@@ -53,21 +79,42 @@ class Lake:
         self._schemas = _schemas()
 
     def query(self, sql: str) -> pa.Table:
-        """The answer to one SELECT, as of now."""
-        with duckdb.connect(config=_SAFE) as database:
+        """The answer to one SELECT of ours, as of now, with all its rows. Memory and time are limited."""
+        with self._ask(sql) as answer:
+            return pa.Table.from_batches(answer.batches, answer.schema)
+
+    @contextmanager
+    def ask(self, sql: str) -> Iterator[Answer]:
+        """The answer to one SELECT of a user, as of now. After as many rows as are allowed it raises a refusal."""
+        with self._ask(sql) as answer:
+            yield Answer(schema=answer.schema, batches=_limited(answer.batches, self._limits.rows))
+
+    @contextmanager
+    def _ask(self, sql: str) -> Iterator[Answer]:
+        limits = self._limits
+        sizes = {"memory_limit": f"{limits.memory_mb}MiB", "threads": str(limits.threads)}
+        with duckdb.connect(config=_SAFE | sizes) as database, _Clock(database, limits, self._last_resort) as clock:
             # Not in the configuration: the time zones are loaded a moment after it.
             database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
-            try:
+            with clock.running():
                 _require_one_select(database, sql)
-                names = sorted(set(_WORD.findall(sql.lower())))
-                missing = [name for name in self._needed(names) if not self._define(database, name)]
-                return _distinct(database.sql(sql).to_arrow_table())
-            except duckdb.CatalogException as error:
+                require_harmless(database, sql)
+            names = sorted(set(_WORD.findall(sql.lower())))
+            missing = [name for name in self._needed(names) if not self._define(database, clock, name)]
+            try:
+                with clock.running():
+                    reader = database.sql(sql).to_arrow_reader(_BATCH_ROWS)
+                    # Most queries that fail do so before their first row: then nothing has been written.
+                    first = list(islice(reader, 1))
+            except _UnknownNameError as error:
                 if hint := self._hint(missing):
                     raise NotThereError(hint) from error
-                raise Refusal(f"the query cannot be answered: {error}") from error
-            except duckdb.Error as error:
-                raise Refusal(f"the query cannot be answered: {error}") from error
+                raise
+            schema = pa.schema(
+                map(pa.Field.with_name, reader.schema, _distinct(reader.schema.names)), reader.schema.metadata
+            )
+            batches = chain(first, clock.read(reader))
+            yield Answer(schema=schema, batches=(batch.rename_columns(schema.names) for batch in batches))
 
     def _hint(self, missing: Sequence[str]) -> str | None:
         paths = ", ".join(self._tables[name] for name in missing if name in self._tables)
@@ -84,13 +131,14 @@ class Lake:
             if name in self._relations or name in self._tables:
                 yield name
 
-    def _define(self, database: duckdb.DuckDBPyConnection, name: str) -> bool:
+    def _define(self, database: duckdb.DuckDBPyConnection, clock: "_Clock", name: str) -> bool:
         """Make a relation known; False if a table that it needs does not exist."""
         relation = self._relations.get(name)
         if relation:
             if not set(relation.reads) <= _defined(database):
                 return False
-            database.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {relation.sql}")
+            with clock.running():
+                database.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {relation.sql}")
             return True
         found = self._rows(name)
         if found is None:
@@ -136,56 +184,6 @@ def _schemas() -> dict[str, pa.Schema]:
     return found
 
 
-def _require_one_select(database: duckdb.DuckDBPyConnection, sql: str) -> None:
-    statements = database.extract_statements(sql)
-    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise Refusal("ask one SELECT: nothing else is possible, the lake is read-only here")
-
-
-def _distinct(answer: pa.Table) -> pa.Table:
-    """Columns of one name, as a join has them, get a number: rows are written by name."""
-    names: list[str] = []
-    for name in answer.column_names:
-        numbered = (f"{name}_{number}" for number in count(1))
-        names.append(name if name not in names else next(other for other in numbered if other not in names))
-    return answer.rename_columns(names)
-
-
-def _defined(database: duckdb.DuckDBPyConnection) -> set[str]:
-    return {name for (name,) in database.execute("SELECT view_name FROM duckdb_views()").fetchall()}
-
-
-def as_json(answer: pa.Table) -> str:
-    """One array of objects, a row a line; decimals are exact numbers, times ISO 8601 in UTC."""
-    rows = (
-        "{" + ", ".join(f"{json.dumps(name)}: {_json(value)}" for name, value in row.items()) + "}"
-        for row in _rows(answer)
-    )
-    return "[" + ",\n ".join(rows) + "]"
-
-
-def as_csv(answer: pa.Table) -> str:
-    """A header and the rows."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(answer.column_names)
-    writer.writerows(as_text(answer))
-    return text.getvalue()
-
-
-def as_text(answer: pa.Table) -> Sequence[Sequence[str]]:
-    """The rows as people read them; NULL is empty."""
-    return [["" if value is None else _text(value) for value in row.values()] for row in _rows(answer)]
-
-
-def _rows(answer: pa.Table) -> list[dict[str, Any]]:
-    try:
-        rows: list[dict[str, Any]] = answer.to_pylist(maps_as_pydicts="lossy")
-    except (ValueError, OverflowError) as error:
-        raise Refusal(f"the answer holds a time outside the years 1 to 9999: cast it to VARCHAR ({error})") from error
-    return rows
-
-
 def incidents_table(incidents: Iterable[Incident]) -> pa.Table:
     """The relation `incidents`."""
     moment = pa.timestamp("us", tz="UTC")
@@ -201,31 +199,123 @@ def incidents_table(incidents: Iterable[Incident]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _json(value: Any) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "null"
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_json(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(str(name))}: {_json(item)}" for name, item in value.items()) + "}"
-    return json.dumps(_text(value), ensure_ascii=False)
+def _require_one_select(database: duckdb.DuckDBPyConnection, sql: str) -> None:
+    statements = database.extract_statements(sql)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise Refusal("ask one SELECT: nothing else is possible, the lake is read-only here")
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, datetime):
-        moment = value.astimezone(UTC) if value.tzinfo else value
-        precision = "microseconds" if moment.microsecond % 1000 else "milliseconds"
-        return moment.replace(tzinfo=None).isoformat(timespec=precision) + ("Z" if value.tzinfo else "")
-    if isinstance(value, bytes):
-        return "".join(chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\x{byte:02X}" for byte in value)
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, list | dict | bool):
-        return _json(value)
-    if isinstance(value, pa.MonthDayNano):
-        return f"P{value.months}M{value.days}DT{format(Decimal(value.nanoseconds) / 10**9, 'f')}S"
-    return value.isoformat() if isinstance(value, date) else str(value)
+def _distinct(columns: Sequence[str]) -> list[str]:
+    """Columns of one name, as a join has them, get a number: rows are written by name."""
+    names: list[str] = []
+    for name in columns:
+        numbered = (f"{name}_{number}" for number in count(1))
+        names.append(name if name not in names else next(other for other in numbered if other not in names))
+    return names
+
+
+def _limited(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    left = rows
+    for batch in batches:
+        if left:
+            yield batch.slice(0, left)
+        if batch.num_rows > left:
+            raise Refusal(
+                f"the answer has more than {rows:,} rows, and the rest is left out: add LIMIT, aggregate, "
+                "or allow more with --rows or QUERY_ROWS"
+            )
+        left -= batch.num_rows
+
+
+def _defined(database: duckdb.DuckDBPyConnection) -> set[str]:
+    return {name for (name,) in database.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+
+
+class _UnknownNameError(Refusal):
+    """A name in a query is not known to the database."""
+
+
+class _Clock:
+    """Stops a database that has computed for too long. What its reader does between two batches is not counted."""
+
+    def __init__(
+        self, database: duckdb.DuckDBPyConnection, limits: QueryLimits, last_resort: Callable[[str], object] | None
+    ) -> None:
+        self._database, self._limits, self._last_resort = database, limits, last_resort
+        self._spent_seconds = 0.0
+        self._since: float | None = None
+        self._process = psutil.Process()
+        self._bytes_before = self._process.memory_info().rss
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While the database computes. An error of the database is raised as a refusal."""
+        self._since = time.monotonic()
+        try:
+            yield
+        # Errors of a batch that is read come by way of Arrow.
+        except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as error:
+            raise self._refusal(error) from error
+        except RuntimeError as error:
+            if str(error) == "Query interrupted":
+                # What DuckDB makes of Ctrl-C.
+                raise KeyboardInterrupt from error
+            raise
+        finally:
+            self._spent_seconds, self._since = self._seconds(), None
+
+    def read(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        """The batches that are left."""
+        while True:
+            with self.running():
+                batch = next(reader, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _seconds(self) -> float:
+        since = self._since
+        return self._spent_seconds + (time.monotonic() - since if since else 0)
+
+    def _watch(self) -> None:
+        allowed_bytes = 2 * self._limits.memory_mb * 1024 * 1024
+        while not self._closed.wait(_TICK_SECONDS):
+            over_seconds = self._seconds() - self._limits.seconds
+            if self._since and over_seconds > 0:
+                # At each tick: an interrupt that comes just before a query begins has no effect.
+                self._database.interrupt()
+            if self._last_resort and self._since and over_seconds > _GRACE_SECONDS:
+                self._last_resort(self._too_slow())
+            # Not all memory is DuckDB's own: a batch of Arrow, or one huge value, is beside its limit.
+            if self._last_resort and self._process.memory_info().rss - self._bytes_before > allowed_bytes:
+                self._last_resort(self._too_large())
+
+    def _refusal(self, error: Exception) -> Refusal:
+        if isinstance(error, duckdb.InterruptException) or "INTERRUPT Error" in str(error):
+            return Refusal(self._too_slow())
+        if isinstance(error, MemoryError) or "Out of Memory Error" in str(error):
+            return Refusal(self._too_large())
+        kind = _UnknownNameError if isinstance(error, duckdb.CatalogException) else Refusal
+        return kind(f"the query cannot be answered: {error}")
+
+    def _too_slow(self) -> str:
+        return (
+            f"the query was stopped after {self._limits.seconds} s: ask for less, such as the windows of one hour, "
+            "or allow more with --seconds or QUERY_SECONDS"
+        )
+
+    def _too_large(self) -> str:
+        return (
+            f"the query needs more than {self._limits.memory_mb} MB of memory: ask for fewer rows or columns, "
+            "sort with a LIMIT, aggregate, or allow more with QUERY_MEMORY_MB"
+        )

@@ -71,6 +71,30 @@ class KafkaSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueryLimits:
+    """What one query may take: the streams on the same machine need the rest."""
+
+    memory_mb: int = 1024
+    seconds: int = 60
+    rows: int = 100_000
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
+        """Read `QUERY_MEMORY_MB`, `QUERY_SECONDS` and `QUERY_ROWS`."""
+        env = environment(env)
+        return cls(
+            memory_mb=whole_number(env, "QUERY_MEMORY_MB", cls.memory_mb),
+            seconds=whole_number(env, "QUERY_SECONDS", cls.seconds),
+            rows=whole_number(env, "QUERY_ROWS", cls.rows),
+        )
+
+    @property
+    def threads(self) -> int:
+        """All cores but one, which is left to the streams."""
+        return max(1, (os.cpu_count() or 2) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a job needs to know about the place it runs in."""
 

@@ -5,6 +5,8 @@ import io
 import json
 import math
 import shutil
+import threading
+import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,9 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.answers import as_text, visible, visible_lines, write_csv, write_json
 from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
-from jobs.query import Lake, as_csv, as_json, as_text
+from jobs.query import Lake
 from jobs.refusal import Refusal
+from jobs.settings import QueryLimits
 
 TIME = pa.timestamp("us", tz="UTC")
 LIVE = pa.schema(
@@ -300,7 +304,89 @@ def test_a_python_variable_is_no_table(lake: Lake) -> None:
     assert frame.num_rows == 1
 
 
+# -- What a query may take --
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) FROM range(1000000000000)",
+        "SELECT count(*) FROM range(10000000) AS a, range(10000000) AS b WHERE a.range * b.range % 7 = 3",
+        "SELECT hash(range) AS h FROM range(1000000000000) ORDER BY h LIMIT 10",
+        "WITH RECURSIVE t AS (SELECT 1 AS a UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t",
+        "SELECT count(*) FROM range(1000000000000) WHERE regexp_matches(repeat('a', 3000) || range, '(a|aa)+(b|c)*x')",
+        "SELECT * FROM range(1000000000000) WHERE range < 3000 OR range < 0",
+        "SELECT sleep_ms(600000)",
+    ],
+)
+def test_a_query_that_never_returns_is_stopped(tmp_path: Path, sql: str) -> None:
+    began, before = time.monotonic(), threading.active_count()
+    with pytest.raises(Refusal, match=r"stopped after 1 s: .* or allow more with --seconds or QUERY_SECONDS"):
+        Lake(tmp_path, QueryLimits(seconds=1)).query(sql)
+    assert time.monotonic() - began < 30
+    assert threading.active_count() == before
+
+
+def test_time_between_two_batches_is_not_the_querys(tmp_path: Path) -> None:
+    """A pager waits for its reader."""
+    with Lake(tmp_path, QueryLimits(seconds=1)).ask("SELECT * FROM range(50000)") as answer:
+        rows, began = next(answer.batches).num_rows, time.monotonic()
+        while time.monotonic() < began + 1.2:
+            time.sleep(0.1)
+        assert rows + sum(batch.num_rows for batch in answer.batches) == 50_000
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT hash(range) AS h FROM range(100000000) ORDER BY h",
+        "SELECT list(range) FROM range(1000000000)",
+        "SELECT range % 1000000007 AS g, count(*) FROM range(10000000000) GROUP BY g",
+        "SELECT repeat('x', 1000000 + range::INT) FROM range(100000)",
+    ],
+)
+def test_memory_is_limited_and_no_file_written(tmp_path: Path, sql: str) -> None:
+    with pytest.raises(Refusal, match=r"needs more than 100 MB of memory: .*, or allow more with QUERY_MEMORY_MB$"):
+        Lake(tmp_path, QueryLimits(memory_mb=100)).query(sql)
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_are_limited_for_users_and_not_for_our_own_queries(tmp_path: Path) -> None:
+    lake, sql = Lake(tmp_path, QueryLimits(rows=5000)), "SELECT * FROM range(7000)"
+    assert lake.query(sql).num_rows == 7000
+    batches: list[pa.RecordBatch] = []
+    with lake.ask(sql) as answer, pytest.raises(Refusal, match="more than 5,000 rows"):
+        batches.extend(answer.batches)
+    assert pa.Table.from_batches(batches).column("range").to_pylist() == list(range(5000))
+
+
+def test_limits_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUERY_MEMORY_MB", "50")
+    with pytest.raises(Refusal, match="more than 50 MB"):
+        Lake(tmp_path).query("SELECT list(range) FROM range(1000000000)")
+
+
+def test_control_characters_are_spelled_out() -> None:
+    assert visible("a\tb\x00\x7f\x9b\u2066\ufeff\U000e0041") == r"a\tb\x00\x7f\x9b\u2066\ufeff\U000e0041"
+    assert visible_lines("a\n\rb\x1b") == "a\n\\rb\\x1b"
+    plain = "Straße, 海, नमस्ते, 👩‍🚀, \\x1b"
+    assert visible(plain) == plain
+
+
 # -- How answers are written --
+
+
+def as_json(answer: pa.Table) -> str:
+    out = io.StringIO()
+    write_json(answer.column_names, answer.to_batches(), out)
+    return out.getvalue()
+
+
+def as_csv(answer: pa.Table) -> str:
+    out = io.StringIO()
+    write_csv(answer.column_names, answer.to_batches(), out)
+    return out.getvalue()
+
 
 VALUES = """SELECT
   1.10::DECIMAL(18,6) AS exact, 0::DECIMAL(38,20) AS nothing, 123456789012345678901234.5::DECIMAL(38,1) AS large,
@@ -360,7 +446,7 @@ def test_a_time_beyond_the_calendar_is_refused(lake: Lake) -> None:
 
 def test_an_empty_answer_has_its_columns(lake: Lake) -> None:
     nothing = lake.query("SELECT 1 AS a, 'x' AS b WHERE false")
-    assert (as_json(nothing), as_csv(nothing), as_text(nothing)) == ("[]", "a,b\n", [])
+    assert (as_json(nothing), as_csv(nothing), as_text(nothing)) == ("[]\n", "a,b\n", [])
 
 
 def test_columns_of_one_name_are_told_apart(lake: Lake) -> None:

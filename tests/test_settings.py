@@ -9,7 +9,7 @@ import pytest
 
 from jobs import settings as module
 from jobs.refusal import Refusal
-from jobs.settings import KafkaSettings, Settings, binding_conf, read_env_file, spark_conf, whole_number
+from jobs.settings import KafkaSettings, QueryLimits, Settings, binding_conf, read_env_file, spark_conf, whole_number
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,20 @@ def test_sized_for_the_machine(
     # A lake that moves to a machine with other cores goes on with the partitions that its checkpoints have.
     assert "spark.sql.shuffle.partitions" not in binding_conf(settings)
     assert binding_conf(replace(settings, shuffle_partitions=5))["spark.sql.shuffle.partitions"] == "5"
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 7), (None, 1)])
+def test_a_query_leaves_a_core_to_the_streams(cores: int | None, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert QueryLimits().threads == threads
+
+
+def test_limits_of_queries(project: Path) -> None:
+    assert QueryLimits.from_env({}) == QueryLimits(memory_mb=1024, seconds=60, rows=100_000)
+    (project / ".env").write_text("QUERY_ROWS=7\nQUERY_SECONDS=8\n")
+    assert QueryLimits.from_env({"QUERY_SECONDS": "9"}) == QueryLimits(memory_mb=1024, seconds=9, rows=7)
+    with pytest.raises(Refusal, match="QUERY_MEMORY_MB='1g' is no positive whole number"):
+        QueryLimits.from_env({"QUERY_MEMORY_MB": "1g"})
 
 
 def test_the_environment_wins_over_the_file_and_the_file_over_the_default(project: Path) -> None:

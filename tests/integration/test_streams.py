@@ -1,5 +1,6 @@
 """Dirty traffic through the real broker and the real jobs: what lands, what is live, and what the topics say."""
 
+import io
 import json
 import time
 from collections.abc import Callable
@@ -7,17 +8,19 @@ from decimal import Decimal
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
 from jobs import ingest, live
+from jobs.answers import write_json
 from jobs.connectors import kafka
 from jobs.connectors.control import Control, Lease
 from jobs.connectors.epochs import Attach, Launch, Receipt, Stop
 from jobs.connectors.traffic import records as traffic
 from jobs.pipelines import PIPELINES, SOURCES
-from jobs.query import Lake, as_json
+from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.transforms.aggregate import aggregate
@@ -91,6 +94,12 @@ def judge_relation_and_topic(settings: Settings, name: str, records: list[Record
         json.dumps([row["window_start"], row[pipeline.keys[0]]], separators=(",", ":"), ensure_ascii=False): row
         for row in shown
     }
+
+
+def as_json(answer: pa.Table) -> str:
+    out = io.StringIO()
+    write_json(answer.column_names, answer.to_batches(), out)
+    return out.getvalue()
 
 
 def judge_quarantine(settings: Settings, records: list[Record]) -> None:
