@@ -17,6 +17,7 @@ from jobs.connectors.kafka import TopicState, admin, latest, require
 from jobs.connectors.spark_files import write_counted
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import TableWriter, last_note
+from jobs.connectors.torn_checkpoint import mend
 from jobs.folders import Folder
 from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines import INGEST, SOURCES
@@ -34,6 +35,7 @@ def run(settings: Settings, *, until_caught_up: bool = False) -> None:
         with admin(settings.kafka) as client:
             topics = require(client, SOURCES)
             check_clock(client, settings.kafka)
+            lease.check()
             starts = {source.name: _check(settings, source, topics) for source in SOURCES.values()}
             with session.opened(settings, INGEST) as spark:
                 lease.show(ui=session.ui_of(spark))
@@ -45,6 +47,7 @@ def run(settings: Settings, *, until_caught_up: bool = False) -> None:
 def _check(settings: Settings, source: Source, topics: dict[str, TopicState]) -> Start:
     checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
     note = last_note(settings.lake_root / source.events_table)
+    mend(checkpoint, note)
     check_start(INGEST, Progress.read(checkpoint), note, topics, source=source.name)
     return Start.of(source.name, topics, note)
 

@@ -18,6 +18,7 @@ from jobs.connectors.parquet import write
 from jobs.connectors.spark_files import write_counted
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import PRUNE, TableWriter, last_note
+from jobs.connectors.torn_checkpoint import mend
 from jobs.folders import Folder
 from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
@@ -33,7 +34,7 @@ def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False
 
     def work(lease: Lease, stop: threading.Event) -> driver.Ending:
         with admin(settings.kafka) as client:
-            start = _check(settings, pipeline, client)
+            start = _check(settings, pipeline, client, lease)
             with session.opened(settings, pipeline.name) as spark:
                 lease.show(ui=session.ui_of(spark))
                 return _run_query(spark, settings, pipeline, lease, client, start, stop, until_caught_up)
@@ -41,13 +42,16 @@ def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False
     driver.supervised(settings, pipeline.name, work)
 
 
-def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient) -> Start:
+def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient, lease: Lease) -> Start:
     topics = require(client, [pipeline.source.name, pipeline.output])
     check_clock(client, settings.kafka)
+    checkpoint = Checkpoint.of(settings.lake_root, pipeline.name)
     note = last_note(settings.lake_root / pipeline.live_table)
+    lease.check()
+    mend(checkpoint, note)
     check_start(
         pipeline.name,
-        Progress.read(Checkpoint.of(settings.lake_root, pipeline.name)),
+        Progress.read(checkpoint),
         note,
         topics,
         fingerprint=pipeline.fingerprint,

@@ -15,6 +15,7 @@ from jobs.connectors.checkpoint import Checkpoint, Planned
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import topic_ids
 from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
+from jobs.connectors.torn_checkpoint import Keeper
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder
 from jobs.refusal import Refusal
@@ -63,11 +64,13 @@ class MicroBatches:
     running: Lock = field(default_factory=Lock)
     finished: int = -1
     reached: dict[int, int] = field(init=False)
+    _keeper: Keeper = field(init=False)
     closed: bool = False
     turned_away: bool = False
 
     def __post_init__(self) -> None:
         """What the checkpoint has committed is reached already, and all before the begin is not waited for."""
+        self._keeper = Keeper(self.checkpoint.path)
         last = self.checkpoint.last_committed()
         self.reached = self.begins if last is None else self.checkpoint.planned(last).ends[self.topic]
 
@@ -112,8 +115,9 @@ class MicroBatches:
         if self.table.has(batch.note.write_id, batch.number):
             log.info("batch %d is in %s already: it is not written again", batch.number, self.table.path.name)
             return list(staged.files)
-        # Kafka may take its time: the lease is looked at last.
+        # Kafka and the disk may take their time: the lease is looked at last.
         self._check_topic()
+        self._keeper.keep()
         self.lease.check()
         return self.table.commit(staged, batch.note)
 

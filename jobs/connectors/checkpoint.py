@@ -122,13 +122,14 @@ class Checkpoint:
         if planned is not None:
             self.starts(planned)
         for batch in _batches(self.path / "commits"):
-            self._check_commit(batch)
+            self.next_watermark_ms(batch)
 
-    def _check_commit(self, batch: int) -> None:
+    def next_watermark_ms(self, batch: int) -> int:
+        """The watermark that a committed batch leaves to the next one."""
         file = self.path / "commits" / str(batch)
         try:
             (commit,) = _lines(_read(file))
-            _whole(json.loads(commit)["nextBatchWatermarkMs"])
+            return _whole(json.loads(commit)["nextBatchWatermarkMs"])
         except _DAMAGE as error:
             raise self._damaged(file, error) from error
 
