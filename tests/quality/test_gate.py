@@ -121,7 +121,7 @@ def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tm
     assert "ARITHMETIC_OVERFLOW" in incident.text
     settings = replace(Settings.from_env({}), lake_root=tmp_path)
     with pytest.raises(Refusal, match=f"slice {FULL} was not computed in run 'r', so there is nothing to publish"):
-        publishing.publish(settings, SUM, "r", {FULL: "somebody"})
+        publishing.publish(settings, SUM, "r", {FULL: "somebody"}, now_ms=0)
 
 
 def test_slices_that_were_not_tried_are_left_alone(tmp_path: Path) -> None:

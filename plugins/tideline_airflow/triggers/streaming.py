@@ -81,9 +81,9 @@ class StreamTrigger(BaseTrigger):
             return not isinstance(control.next_step(), Wait)
         if control.newest() == 0:
             raise FileNotFoundError(f"{self.lake_root} has nothing of it: is the lake mounted?")
-        self._blind = False
         epoch = control.epoch(self.epoch)
         health = control.health(epoch)
+        self._blind = False
         self._tell(epoch, health)
         return not health.alive or control.is_over(self.epoch)
 
