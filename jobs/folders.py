@@ -3,6 +3,7 @@
 All else they can: whoever has a folder looks, reads and writes by the methods of `pathlib`, which both kinds have.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -58,6 +59,10 @@ def make_durable(*paths: Folder) -> None:
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
+            except OSError as error:
+                # Some network file systems cannot be asked this of a folder: they keep names by themselves.
+                if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+                    raise
             finally:
                 os.close(descriptor)
 

@@ -46,7 +46,7 @@ def run(settings: Settings, *, until_caught_up: bool = False) -> None:
 
 def _check(settings: Settings, source: Source, topics: dict[str, TopicState]) -> Start:
     checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
-    note = last_note(settings.lake_root / source.events_table)
+    note = last_note(settings.lake_root / source.events_table, mends=True)
     mend(checkpoint, note)
     check_start(INGEST, Progress.read(checkpoint), note, topics, source=source.name)
     return Start.of(source.name, topics, note)

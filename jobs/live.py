@@ -46,8 +46,8 @@ def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient, lea
     topics = require(client, [pipeline.source.name, pipeline.output])
     check_clock(client, settings.kafka)
     checkpoint = Checkpoint.of(settings.lake_root, pipeline.name)
-    note = last_note(settings.lake_root / pipeline.live_table)
     lease.check()
+    note = last_note(settings.lake_root / pipeline.live_table, mends=True)
     mend(checkpoint, note)
     check_start(
         pipeline.name,

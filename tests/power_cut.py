@@ -1,7 +1,8 @@
 """What a power cut leaves of a folder: of all that was written, what was made durable, and the rest as bad as can be.
 
-Every fsync of this process is watched. At each of them the power may fail, in two ways: nothing is left that was not
-made durable; or the names of all files are there, and half of what is in them.
+Every fsync of this process is watched. At each of them the power may fail, in three ways: nothing is left that was not
+made durable; the names of all files are there, and half of what is in them; or that, and files that replace others are
+whole.
 """
 
 import os
@@ -25,6 +26,7 @@ class Cut:
     folders: Mapping[int, Names]
     files: Mapping[int, bytes]
     written: Mapping[str, bytes]
+    replaced: Mapping[str, bytes]
 
     def leave_what_was_durable(self, target: Path) -> None:
         """Nothing else is there."""
@@ -36,6 +38,12 @@ class Cut:
             file = target / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
+
+    def leave_half_of_what_was_new(self, target: Path) -> None:
+        """As above, but files that have taken the place of older ones are whole, as a disk may write them first."""
+        self.leave_half_of_the_rest(target)
+        for name, content in self.replaced.items():
+            (target / name).write_bytes(content)
 
     def _leave(self, folder: int, target: Path) -> None:
         target.mkdir()
@@ -88,6 +96,8 @@ class Disk:
                 folders=dict(self._folders),
                 files=dict(self._files),
                 written={str(file.relative_to(self.root)): self._half(file) for file in self._all()},
+                # The only file that the Delta library writes anew.
+                replaced={str(f.relative_to(self.root)): f.read_bytes() for f in self.root.rglob("_last_checkpoint")},
             )
         )
 

@@ -25,14 +25,15 @@ def open_whole(path: Folder) -> DeltaTable:
     try:
         table = DeltaTable(str(path))
     except DeltaError:
-        if not (torn := _torn_files(path)):
+        torn = _torn_files(path)
+        if not torn:
             raise
     else:
         newest = entry_of(path, table.version())
-        # The library takes an empty entry for a commit that changes nothing.
-        torn = [newest] if isinstance(newest, Path) and newest.is_file() and not newest.stat().st_size else []
-        if not torn:
+        # The library passes over an empty entry, and over a torn one if it has a checkpoint of that version.
+        if not (isinstance(newest, Path) and newest.is_file() and _is_torn(newest)):
             return table
+        torn = _torn_files(path)
     for file in torn:
         aside = Path(str(path)) / "_aside" / f"{file.name}-{uuid.uuid4().hex}"
         log.warning("%s was torn, as by a power cut: it is put aside as %s", file, aside)
@@ -43,12 +44,21 @@ def open_whole(path: Folder) -> DeltaTable:
 
 
 def _torn_files(path: Folder) -> list[Path]:
-    """The newest entry of a log, and its newest checkpoint, if they cannot be read. Commits before are durable."""
+    """The newest entry of a log if it is torn, a checkpoint that is torn or of that entry, and what names a checkpoint.
+
+    Commits before are durable.
+    """
     if not isinstance(path, Path):
         return []
     log_folder = path / "_delta_log"
-    newest = [max(log_folder.glob(pattern), default=None) for pattern in ("*.json", "*.checkpoint*.parquet")]
-    return [file for file in newest if file and _is_torn(file)]
+    entry = max(log_folder.glob("*.json"), default=None)
+    torn = [entry] if entry and _is_torn(entry) else []
+    checkpoint = max(log_folder.glob("*.checkpoint*.parquet"), default=None)
+    of_torn_entry = torn and checkpoint and checkpoint.name.startswith(torn[0].stem)
+    if checkpoint and (of_torn_entry or _is_torn(checkpoint)):
+        # The library relies on the hint, which would name a checkpoint that is not there.
+        torn += [checkpoint, *log_folder.glob("_last_checkpoint")]
+    return torn
 
 
 def _is_torn(file: Path) -> bool:
@@ -67,7 +77,8 @@ def keep_entry(path: Folder, version: int) -> None:
     checkpoint = entry.parent / f"{version:020}.checkpoint.parquet"
     # A bucket has no need of it, and each question is a request.
     made = [checkpoint] if isinstance(checkpoint, Path) and checkpoint.is_file() else []
-    make_durable(entry, *made, entry.parent)
+    # The entry last: with it the disk may write down all that was renamed before.
+    make_durable(*made, entry, entry.parent)
 
 
 def entry_of(path: Folder, version: int) -> Folder:

@@ -153,14 +153,7 @@ class FencedTable:
 
     def place_all(self, files: Sequence[Folder]) -> list[AddAction]:
         """Each of them."""
-        return self._each(self.place, files)
-
-    def _each(self, work: Callable[[_One], _Made], ones: Sequence[_One]) -> list[_Made]:
-        """In a bucket, where each takes some requests, several at a time."""
-        if isinstance(self.path, Path):
-            return [work(one) for one in ones]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(work, ones))
+        return for_each(self.path, self.place, files)
 
     def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
         """Take a file out of the table; on disk it stays for readers of older versions."""
@@ -229,6 +222,14 @@ def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
         except (FileNotFoundError, FileExistsError):
             if not tries_left or not file.exists():
                 raise
+
+
+def for_each(folder: Folder, work: Callable[[_One], _Made], ones: Sequence[_One]) -> list[_Made]:
+    """In a bucket, where each takes some requests, several at a time."""
+    if isinstance(folder, Path):
+        return [work(one) for one in ones]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(work, ones))
 
 
 def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[str, str]) -> DeltaTable:

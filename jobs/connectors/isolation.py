@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 _Result = TypeVar("_Result")
 
-# Each costs some starts of Spark. What is not tried is left to the next run.
-MAX_CULPRITS = 5
+# Each costs some starts of Spark. More of them are left to the next run.
+MAX_FAILING = 5
 
 
 class ComputeError(Exception):
@@ -19,7 +19,7 @@ class Isolated(Generic[_Result]):
     """The results of the groups that were computed, and why, for each slice that fails alone."""
 
     results: list[_Result] = field(default_factory=list)
-    culprits: dict[str, str] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
 
 
 def isolate(slices: Sequence[str], compute: Callable[[Sequence[str]], _Result]) -> Isolated[_Result]:
@@ -30,27 +30,34 @@ def isolate(slices: Sequence[str], compute: Callable[[Sequence[str]], _Result]) 
         compute: computes a group of them at once, and raises a `ComputeError` if that fails.
 
     Raises:
-        ComputeError: two slices have failed alone and none was computed: the cause is none of the slices. Or there is
-            one slice only, which nothing tells from such a cause.
+        ComputeError: the cause may lie outside of the slices: after the last slice that failed alone nothing can be
+            computed any more, not even another slice; or there is no other slice.
 
     >>> def compute(group):
     ...     if "c" in group:
     ...         raise ComputeError("overflow")
     ...     return "".join(group)
     >>> isolate("abcdefgh", compute)
-    Isolated(results=['ab', 'd', 'efgh'], culprits={'c': 'overflow'})
+    Isolated(results=['ab', 'd', 'efgh'], failing={'c': 'overflow'})
     """
-    found, left = Isolated[_Result](), [list(slices)]
-    while left and len(found.culprits) < MAX_CULPRITS:
+    found, left, sound = Isolated[_Result](), [list(slices)], list[str]()
+    failed_last: ComputeError | None = None
+    while left:
         group = left.pop(0)
         try:
             found.results.append(compute(group))
+            sound, failed_last = group, None
         except ComputeError as error:
-            if len(group) == 1:
-                found.culprits[group[0]] = str(error)
-                if not found.results and (len(found.culprits) > 1 or len(slices) == 1):
-                    raise
-            else:
+            if len(group) > 1 and len(found.failing) < MAX_FAILING:
                 half = len(group) // 2
                 left[:0] = [group[:half], group[half:]]
+            elif len(group) == 1 and len(found.failing) < MAX_FAILING:
+                found.failing[group[0]], failed_last = str(error), error
+                if not found.results and len(found.failing) > 1:
+                    # An outage would fail each of thousands of slices: another slice tells.
+                    compute(slices[-1:])
+    if failed_last:
+        if not sound:
+            raise failed_last
+        compute(sound[:1])
     return found

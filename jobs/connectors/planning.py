@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from deltalake.exceptions import DeltaError
 from kafka import KafkaAdminClient
 
 from jobs.connectors.clock import Clock
@@ -105,10 +106,19 @@ def look(
     clock: Clock,
 ) -> Planned:
     """What a run would do now; nothing is written. The clock is the broker's."""
-    final, ledger = FinalTable.read(lake_root, pipeline), Ledger.read(lake_root, pipeline)
+    final, ledger = _read(lake_root, pipeline)
     seen = _see(lake_root, client, pipeline, final.headers() if final else {}, ledger, request, clock)
     surveyed = survey(pipeline, seen.known, request)
     return Planned(survey=surveyed, plan=_plan(pipeline, "", seen, surveyed))
+
+
+def _read(lake_root: Folder, pipeline: Pipeline) -> tuple[FinalTable | None, Ledger | None]:
+    """Both tables. Where a power cut has torn the log of one, its writer puts aside what is torn."""
+    try:
+        return FinalTable.read(lake_root, pipeline), Ledger.read(lake_root, pipeline)
+    except DeltaError:
+        with writing(lake_root, pipeline.recompute_job):
+            return FinalTable.open(lake_root, pipeline), Ledger.open(lake_root, pipeline)
 
 
 def await_ingest(

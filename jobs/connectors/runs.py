@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from jobs.connectors.documents import UNREADABLE, Report, give_up
 from jobs.connectors.incidents import report_of
-from jobs.connectors.parquet import read, write
+from jobs.connectors.parquet import files_in, read, write
 from jobs.connectors.states import Boundary, Entry, State
 from jobs.connectors.tries import StagedSlice
 from jobs.folders import Folder, last_written, make_folder, remove, whole, write_whole
@@ -171,6 +171,9 @@ class RunFolder:
     def files(self, slice_: str) -> tuple[Folder, ...]:
         """The staged files of a slice."""
         found = (self.staged() or {}).get(slice_)
+        if found is None and (earlier := (self._read("staged") or {}).get("windows")):
+            # A run of an earlier version, of which a person may approve a blocked slice.
+            return tuple(files_in(self.path / str(earlier) / f"slice={slice_}"))
         return tuple(self.path / file for file in found.files) if found else ()
 
     def decide(self, verdicts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -16,8 +16,8 @@ from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.batch_rows import files_about_batches, to_remove, write_first_row
 from jobs.connectors.checkpoint import Offsets, reset_command
-from jobs.connectors.delta_log import said
-from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, files_with_sizes, opened, value_of
+from jobs.connectors.delta_log import open_whole, said
+from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, files_with_sizes, for_each, opened, value_of
 from jobs.connectors.parquet import files_in, footer
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder, remove
@@ -96,10 +96,13 @@ class Note:
         return msgspec.json.decode(text, type=cls)
 
 
-def last_note(path: Folder) -> Note | None:
-    """What the newest commit of a streaming job says; none for a table that is new or not there."""
+def last_note(path: Folder, *, mends: bool = False) -> Note | None:
+    """What the newest commit of a streaming job says; none for a table that is new or not there.
+
+    ``mends``: put aside what a power cut has torn of its log; only for the holder of the lease.
+    """
     try:
-        return note_at(path, DeltaTable(str(path)).version())
+        return note_at(path, (open_whole(path) if mends else DeltaTable(str(path))).version())
     except TableNotFoundError:
         return None
 
@@ -123,7 +126,8 @@ class Manifest:
     @classmethod
     def of(cls, stage: Folder, rows: int | None = None) -> Self:
         """Of a stage. ``rows``: how many its writer has counted, where there is such a count."""
-        files = {file: footer(file) for file in files_in(stage)}
+        staged_files = files_in(stage)
+        files = dict(zip(staged_files, for_each(stage, footer, staged_files), strict=True))
         staged = sum(found.num_rows for found in files.values())
         if rows not in (None, staged):
             raise TornStageError(
@@ -202,7 +206,7 @@ class TableWriter(FencedTable):
     def commit(self, staged: Manifest, note: Note) -> list[Folder]:
         """Move the staged files into the table, make them visible at once, and say where they are now."""
         try:
-            added = self._each(lambda file: self.place(file, known=staged.files[file]), list(staged.files))
+            added = for_each(self.path, lambda file: self.place(file, known=staged.files[file]), list(staged.files))
         except FileNotFoundError as error:
             raise TornStageError(f"a staged file is gone ({error}): nothing is committed") from error
         mode: Literal["append", "overwrite"] = "overwrite" if self._adapts else "append"

@@ -14,16 +14,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Self
 
-import psutil
-
 from jobs.connectors.control import end_this_process
+from jobs.connectors.epochs import Owner
 from jobs.connectors.parquet import files_in, footer
 from jobs.folders import Folder, make_durable, remove, write_whole
 from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
-# The process that waits for a job's end: its number and when it began, as `process_words` writes them.
+# The process that waits for a job's end, as `process_words` writes it.
 TASK_VARIABLE = "TIDELINE_TASK"
 _LOOK_SECONDS = 1.0
 
@@ -101,7 +100,7 @@ class Try:
         read = json.loads(self._result.read_text())
         return {name: StagedSlice(**{**slice_, "files": tuple(slice_["files"])}) for name, slice_ in read.items()}
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Remove what it has staged: its job has failed."""
         remove(self.stage)
         self._marker.unlink(missing_ok=True)
@@ -117,7 +116,7 @@ class Try:
 
 def process_words() -> str:
     """This process, for `TASK_VARIABLE` of a job that it starts."""
-    return f"{os.getpid()} {psutil.Process().create_time()}"
+    return json.dumps(asdict(Owner.this_process()))
 
 
 @contextmanager
@@ -127,7 +126,13 @@ def ending_with_its_task(own: Try | None = None, env: Mapping[str, str] = os.env
 
     def look() -> None:
         while not over.wait(_LOOK_SECONDS):
-            if reason := _why_over(task, own):
+            try:
+                reason = _why_over(task, own)
+            except Exception:
+                # A store that does not answer says nothing about the try.
+                log.warning("it cannot be seen whether this try is over", exc_info=True)
+                continue
+            if reason:
                 log.error("%s: this job ends now", reason)
                 end_this_process()
 
@@ -141,20 +146,9 @@ def ending_with_its_task(own: Try | None = None, env: Mapping[str, str] = os.env
 
 
 def _why_over(task: str, own: Try | None) -> str | None:
-    if task and _is_gone(task):
-        return f"the task that waited for it (process {task.partition(' ')[0]}) has died"
-    try:
-        if own and not own.is_under_way:
-            return f"its run was begun anew, and try {own.name} is over"
-    except OSError:
-        # A store that does not answer says nothing about the try.
-        return None
+    owner = Owner(**json.loads(task)) if task else None
+    if owner and owner.is_gone():
+        return f"the task that waited for it (process {owner.pid}) has died"
+    if own and not own.is_under_way:
+        return f"its run was begun anew, and try {own.name} is over"
     return None
-
-
-def _is_gone(task: str) -> bool:
-    number, _, began = task.partition(" ")
-    try:
-        return abs(psutil.Process(int(number)).create_time() - float(began)) > 1.0
-    except psutil.NoSuchProcess:
-        return True

@@ -4,14 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 
+from jobs.connectors import tries
 from jobs.connectors.parquet import write
 from jobs.connectors.runs import RunFolder
-from jobs.connectors.tries import TASK_VARIABLE, StagedSlice, Try
+from jobs.connectors.tries import TASK_VARIABLE, StagedSlice, Try, process_words
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from tests import processes
@@ -107,3 +110,22 @@ def test_a_job_whose_run_is_begun_anew_ends_itself(folder: RunFolder) -> None:
         folder.begin(folder.plan())
         processes.wait_until(lambda: job.poll() is not None, "the end of a try that is over")
         assert "was begun anew" in (job.stderr.read() if job.stderr else "")
+
+
+def test_rows_that_an_earlier_version_has_staged_can_still_be_published(folder: RunFolder) -> None:
+    """A slice that was blocked then may be approved now."""
+    write(pa.table({"number": [1]}), folder.path / "windows-a1" / f"slice={SLICE}" / "0.parquet")
+    (folder.path / "staged.json").write_text('{"events_read": {}, "windows": "windows-a1"}')
+    assert [file.name for file in folder.files(SLICE)] == ["0.parquet"]
+    assert folder.staged() is None
+
+
+def test_a_clock_that_is_set_anew_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, boot_time = process_words(), psutil.boot_time()
+    monkeypatch.setattr(psutil, "boot_time", lambda: boot_time + 3600)
+    monkeypatch.setattr(psutil.Process, "create_time", _shifted(psutil.Process.create_time))
+    assert tries._why_over(words, None) is None
+
+
+def _shifted(create_time: Callable[[psutil.Process], float]) -> Callable[[psutil.Process], float]:
+    return lambda process: create_time(process) + 3600

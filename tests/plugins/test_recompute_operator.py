@@ -1,5 +1,7 @@
 """The task that computes a run's slices, with real Spark in this process: what fails alone keeps nothing else back."""
 
+import os
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -7,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -18,6 +21,7 @@ from jobs.pipelines import PIPELINES
 from jobs.settings import Settings
 from tests.connectors.test_events import event, land
 from tests.connectors.test_final import plan_of, work_of
+from tideline_airflow.operators import batch
 from tideline_airflow.operators.batch import DriverError
 from tideline_airflow.operators.recompute import RecomputeOperator
 
@@ -101,6 +105,37 @@ def test_a_slice_that_fails_alone_is_found_in_the_last_try(run: Run, monkeypatch
     assert "the driver ended" in run.folder.failed()[NAMES[2]]
     assert run.submitted == [4, 2, 2, 1, 1]
     assert len(run.folder.stages()) == 2
+
+
+def test_a_damaged_file_with_the_events_of_the_first_slices_keeps_nothing_else_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hour in (12, 13):
+        run.damage(hour)
+    run.try_(3, monkeypatch)
+    assert run.staged() == {NAMES[2]: 1, NAMES[3]: 1, EMPTY: 0}
+    assert list(run.folder.failed()) == NAMES[:2]
+
+
+def test_a_task_that_is_ended_starts_no_other_driver(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    command = [sys.executable, "-c", "import time; print('at work', flush=True); time.sleep(60)"]
+    monkeypatch.setattr(batch, "submission", lambda *_, **__: (command, dict(os.environ)))
+    operator = RecomputeOperator(task_id="recompute", pipeline=SUM.name)
+    settings = replace(Settings.from_env({}), lake_root=run.lake)
+    monkeypatch.setattr(operator, "settings", lambda: settings)
+    started = list[int]()
+    say = operator._say
+
+    def ended_at_once(process: Any) -> Any:
+        started.append(process.pid)
+        operator.on_kill()
+        return say(process)
+
+    monkeypatch.setattr(operator, "_say", ended_at_once)
+    context: Any = {"dag_run": SimpleNamespace(run_id="r"), "ti": SimpleNamespace(try_number=3, max_tries=2)}
+    with pytest.raises(AirflowFailException, match="the task was ended, and its driver with it"):
+        operator.execute(context)
+    assert len(started) == 1
 
 
 def test_a_cause_that_is_none_of_the_slices_blames_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,7 @@ class BatchJobOperator(PipelineOperator):
         self.conf = conf or {}
         self.application = APPLICATION
         self._process: subprocess.Popen[str] | None = None
+        self._killed = False
 
     def submit(self, *arguments: str, events: int | None = None, nice: int = 0) -> None:
         """Run a driver to its end. What it refuses fails for good, whatever else it fails of is tried again.
@@ -103,6 +104,8 @@ class BatchJobOperator(PipelineOperator):
             last = self._say(self._process)
         if self._process.returncode == 0:
             return
+        if self._killed:
+            raise AirflowFailException("the task was ended, and its driver with it")
         words = next((line for line in reversed(last) if line.startswith(_REFUSAL)), None)
         if words:
             raise AirflowFailException(words.removeprefix(_REFUSAL))
@@ -121,8 +124,8 @@ class BatchJobOperator(PipelineOperator):
         return last
 
     def on_kill(self) -> None:
-        """End the driver with the task."""
-        process = self._process
+        """End the driver with the task; no other one is started."""
+        self._killed, process = True, self._process
         if process is None or process.poll() is not None:
             return
         process.terminate()

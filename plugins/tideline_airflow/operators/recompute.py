@@ -112,11 +112,11 @@ class RecomputeOperator(BatchJobOperator):
         try:
             found = isolate(busy.names, lambda group: self._compute_group(folder, busy.only(group)))
         except ComputeError as error:
-            raise DriverError(f"no slice could be computed, so the cause is none of the slices: {error}") from error
+            raise DriverError(f"the cause seems to lie outside of the slices, none is blamed: {error}") from error
         for result in found.results:
             staged |= result
-        folder.take(staged, found.culprits)
-        for name, why in found.culprits.items():
+        folder.take(staged, found.failing)
+        for name, why in found.failing.items():
             self.log.error("slice %s cannot be computed: %s", name, why)
 
     def _compute_group(self, folder: RunFolder, part: Plan) -> dict[str, StagedSlice]:
@@ -133,7 +133,7 @@ class RecomputeOperator(BatchJobOperator):
             self.submit("recompute", self.pipeline, "--run", part.run, "--try", own.name, events=events)
             return own.said()
         except BaseException:
-            own.give_up()
+            own.discard()
             raise
 
 
