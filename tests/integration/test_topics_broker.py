@@ -34,6 +34,7 @@ from kafka.errors import KafkaError
 
 from jobs import pipelines
 from jobs.connectors import final_topic, planning, reset, topics, traffic
+from jobs.connectors.clock import broker_clock
 from jobs.connectors.kafka import admin, client_options, describe, states, topic_ids
 from jobs.connectors.topics import Action
 from jobs.pipelines import PIPELINES
@@ -342,8 +343,8 @@ def reset_plan(settings: Settings) -> None:
 
 
 def plan_and_publish(settings: Settings) -> None:
-    with admin(settings.kafka) as client:
-        planning.make(settings.lake_root, client, PIPELINES["rolling_sum"], "a run")
+    with admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
+        planning.make(settings.lake_root, client, PIPELINES["rolling_sum"], "a run", None, clock)
     assert final_topic.send(settings.kafka, "sums.final", [(b"key", b"a row")]) == 1
 
 
