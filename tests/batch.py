@@ -47,8 +47,12 @@ def audit(settings: Settings, pipeline: Pipeline, run: str) -> None:
 
 def publish(settings: Settings, pipeline: Pipeline, run: str) -> Published:
     """Commit, topic, ledger, at the moment of the plan."""
-    now_ms = RunFolder.of(settings.lake_root, pipeline, run).plan().as_of_ms
-    return publishing.publish(settings, pipeline, run, now_ms=now_ms)
+    return publishing.publish(settings, pipeline, run, now_ms=planned_ms(settings, pipeline, run))
+
+
+def planned_ms(settings: Settings, pipeline: Pipeline, run: str) -> int:
+    """The moment of a run's plan: a run without a request makes all slices final that are over by then."""
+    return RunFolder.of(settings.lake_root, pipeline, run).plan().as_of_ms
 
 
 def whole(settings: Settings, pipeline: Pipeline, run: str, **request: object) -> Published:

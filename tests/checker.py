@@ -15,6 +15,9 @@ from tests.oracle import Record, State
 
 BATCHES = "batches"
 WATERMARK_DELAY_MS = 5_000
+# How long after its last window a slice waits for late events, and how far the clocks of two brokers may differ.
+ALLOWED_LATENESS_MS = 60_000
+CLOCK_SKEW_MS = 5_000
 _SLICE = "%Y%m%dT%H%M%SZ"
 
 
@@ -251,15 +254,22 @@ def _ms(moment: datetime) -> int:
     return round(aware.timestamp() * 1000)
 
 
-def final_defects(lake: Path, pipeline: str, records: list[Record], blocked: Collection[str] = ()) -> list[str]:
+def final_defects(
+    lake: Path, pipeline: str, records: list[Record], *, due_ms: int, blocked: Collection[str] = ()
+) -> list[str]:
     """What is wrong with the final slices of a lake."""
-    return final_rows_defects(pipeline, read_table(lake / "final" / pipeline).rows, records, blocked)
+    rows = read_table(lake / "final" / pipeline).rows
+    return final_rows_defects(pipeline, rows, records, due_ms=due_ms, blocked=blocked)
 
 
 def final_rows_defects(
-    pipeline: str, rows: list[dict[str, Any]], records: list[Record], blocked: Collection[str] = ()
+    pipeline: str, rows: list[dict[str, Any]], records: list[Record], *, due_ms: int, blocked: Collection[str] = ()
 ) -> list[str]:
-    """Every final slice holds what the oracle makes of the events within its header's offsets, and none is left out."""
+    """Every final slice holds what the oracle makes of the events within its header's offsets, and none is left out.
+
+    ``due_ms`` is the moment, by the broker's clock, of the last plan that looked at all slices. Each slice that was
+    over by then must be final. The newest header does not tell: the last slices may be the ones that are missing.
+    """
     headers = {row["final_slice"]: json.loads(row["header"]) for row in rows if row.get("final_slice")}
     windows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -269,16 +279,26 @@ def final_rows_defects(
     events = [event for record in records if (event := oracle.accept(oracle.SOURCE_OF[pipeline], record))]
     for name, header in headers.items():
         defects += _slice_defects(pipeline, name, header, windows[name], events)
-    return defects + _gaps(headers, events, blocked)
+    return defects + _left_out(pipeline, headers, events, due_ms, blocked)
 
 
-def _gaps(headers: dict[str, dict[str, Any]], events: list[oracle.Event], blocked: Collection[str]) -> list[str]:
-    """I6: from the first event to the last final slice each slice is final, or blocked."""
+def _left_out(
+    pipeline: str,
+    headers: dict[str, dict[str, Any]],
+    events: list[oracle.Event],
+    due_ms: int,
+    blocked: Collection[str],
+) -> list[str]:
+    """I6: from the first event on, each slice that was over at ``due_ms`` is final, or blocked."""
     if not headers:
         return ["nothing is final"] if events else []
     length = next(iter(headers.values()))["slice_seconds"] * 1000
     first = min(min((event.event_ms for event in events), default=_start(min(headers))), _start(min(headers)))
-    due = {_name(start) for start in range(first - first % length, _start(max(headers)), length)}
+    size_ms, slide_ms = oracle.SHAPES[pipeline]
+    # A slice that begins later was not over yet.
+    last = due_ms - (size_ms - slide_ms) - ALLOWED_LATENESS_MS - CLOCK_SKEW_MS - length
+    behind = max(_start(max(headers)), last + 1)
+    due = {_name(start) for start in range(first - first % length, behind, length)}
     return [f"left out: slice {name}" for name in sorted(due - set(headers) - set(blocked))]
 
 

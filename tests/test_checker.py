@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -278,6 +278,14 @@ def final_rows() -> Rows:
     return rows
 
 
+# When the last of the five slices is over: no late event is awaited any more.
+DUE_MS = T0 + 4_000 + checker.ALLOWED_LATENESS_MS + checker.CLOCK_SKEW_MS
+
+
+def final_defects(rows: Rows, due_ms: int = DUE_MS, blocked: Collection[str] = ()) -> list[str]:
+    return checker.final_rows_defects("rolling_sum", rows, records(), due_ms=due_ms, blocked=blocked)
+
+
 def windows_of_events() -> list[Any]:
     return [event for record in records() if (event := accept("numbers", record))]
 
@@ -290,7 +298,7 @@ def change_header(of: Rows, at_: int, **changes: Any) -> None:
 def test_sound_final_rows_have_no_defect() -> None:
     rows = final_rows()
     assert sum("window_start" in row for row in rows) > 8
-    assert checker.final_rows_defects("rolling_sum", rows, records()) == []
+    assert final_defects(rows) == []
 
 
 @pytest.mark.parametrize(
@@ -314,7 +322,7 @@ def test_sound_final_rows_have_no_defect() -> None:
 def test_final_rows(plant: Callable[[Rows], object], named: str) -> None:
     rows = final_rows()
     plant(rows)
-    defects = checker.final_rows_defects("rolling_sum", rows, records())
+    defects = final_defects(rows)
     assert any(named in defect for defect in defects), defects
 
 
@@ -328,5 +336,25 @@ def test_a_blocked_slice_may_be_left_out() -> None:
     rows = final_rows()
     gone = checker._name(T0 + 1000)
     left = [row for row in rows if gone not in (row["slice"], row.get("final_slice"))]
-    assert checker.final_rows_defects("rolling_sum", left, records()) == [f"left out: slice {gone}"]
-    assert checker.final_rows_defects("rolling_sum", left, records(), blocked={gone}) == []
+    assert final_defects(left) == [f"left out: slice {gone}"]
+    assert final_defects(left, blocked={gone}) == []
+
+
+@pytest.mark.parametrize("missing", [{-1}, {0}, {1}, {2}, {3}, {2, 3}, {1, 2, 3}, {-1, 0}, {-1, 1, 3}])
+def test_a_slice_that_is_missing_is_named_wherever_it_lies(missing: set[int]) -> None:
+    """The head, the middle, the tail; also where all slices after the second are missing."""
+    gone = {checker._name(T0 + second * 1000) for second in missing}
+    left = [row for row in final_rows() if gone.isdisjoint((row["slice"], row.get("final_slice")))]
+    # Before the first event nothing has to be final: no slice is due there but by the header of an earlier one.
+    named = {name for name in gone if name != checker._name(T0 - 1000)}
+    assert final_defects(left) == [f"left out: slice {name}" for name in sorted(named)]
+    assert final_defects(left, blocked=gone) == []
+
+
+def test_a_slice_that_was_not_over_at_the_last_plan_may_be_missing() -> None:
+    last = checker._name(T0 + 3000)
+    left = [row for row in final_rows() if last not in (row["slice"], row.get("final_slice"))]
+    assert final_defects(left, due_ms=DUE_MS - 1) == []
+    assert final_defects(left, due_ms=DUE_MS) == [f"left out: slice {last}"]
+    nobody = [row for row in final_rows() if row.get("final_slice") == checker._name(T0 - 1000)]
+    assert len(final_defects(nobody, due_ms=DUE_MS)) == 4

@@ -167,7 +167,7 @@ def test_killed_at_every_fail_point_beside_running_streams(
             processes.wait_until(lambda: rows(settings) > 1000, "1,000 live events", 300)
             with watched(settings) as reader:
                 processes.wait_until(lambda: reader.looks > 0, "a first look")
-                kill_and_heal(settings, tmp_path)
+                due_ms = kill_and_heal(settings, tmp_path)
                 drivers[1] = dies_while_pruning(settings, drivers[1], logs["rolling_sum"], tmp_path / "F8")
                 looks = reader.looks
                 processes.wait_until(lambda: reader.looks > looks + 1, "a last look")
@@ -183,16 +183,21 @@ def test_killed_at_every_fail_point_beside_running_streams(
     finally:
         for driver in drivers:
             processes.end(driver)
-    judge(settings)
+    judge(settings, due_ms)
 
 
-def kill_and_heal(settings: Settings, folder: Path) -> None:
-    """Each run dies once; the next, or the same again, ends what it left."""
+def kill_and_heal(settings: Settings, folder: Path) -> int:
+    """Each run dies once; the next, or the same again, ends what it left.
+
+    Returns:
+        the moment of the last plan that looked at all slices: those that were over by then are final.
+    """
     due(settings, "a")
     dies(settings, "stage", "a", "F4", folder)
     assert slices(settings) == []
     # Nobody ended run a: its slices are due again.
     due(settings, "b")
+    due_ms = batch.planned_ms(settings, SUM, "b")
     batch.stage(settings, SUM, "b")
     dies(settings, "audit", "b", "F5", folder)
     assert slices(settings) == []
@@ -211,6 +216,7 @@ def kill_and_heal(settings: Settings, folder: Path) -> None:
     batch.stage(settings, SUM, "d")
     batch.audit(settings, SUM, "d")
     assert batch.publish(settings, SUM, "d").versions == {slice_.name: 3 for slice_ in published}
+    return due_ms
 
 
 def dies_while_pruning(
@@ -261,10 +267,10 @@ def told(settings: Settings) -> dict[str, int]:
     return {name: entry.version for name, entry in entries.items() if entry.state is State.FINAL}
 
 
-def judge(settings: Settings) -> None:
+def judge(settings: Settings, due_ms: int) -> None:
     records = oracle.read_topic(settings.kafka.bootstrap, "numbers")
     assert len(records) > 2000
-    assert checker.final_defects(settings.lake_root, "rolling_sum", records) == []
+    assert checker.final_defects(settings.lake_root, "rolling_sum", records, due_ms=due_ms) == []
     final = FinalTable.read(settings.lake_root, SUM)
     assert final is not None
     headers = final.headers()

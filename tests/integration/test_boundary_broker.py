@@ -42,13 +42,14 @@ def boundaries(settings: Settings) -> dict[str, Boundary | None]:
     return {name: entry.boundary for name, entry in ledger.newest().items()} if ledger else {}
 
 
-def judge(settings: Settings, events: int) -> None:
-    """Everything that the topic holds is final."""
+def judge(settings: Settings, events: int, run: str) -> None:
+    """Everything that the topic holds is final, and so is every slice that was over at the plan of the last run."""
     final = FinalTable.read(settings.lake_root, SUM)
     assert final is not None
     assert sum(header.events for header in final.headers().values()) == events
     records = oracle.read_topic(settings.kafka.bootstrap, "numbers")
-    assert checker.final_defects(settings.lake_root, SUM.name, records) == []
+    due_ms = batch.planned_ms(settings, SUM, run)
+    assert checker.final_defects(settings.lake_root, SUM.name, records, due_ms=due_ms) == []
 
 
 def is_held(planned: Planned) -> bool:
@@ -77,7 +78,7 @@ def test_an_open_transaction_holds_slices_until_it_ends(
     assert is_held(batch.plan(settings, SUM, "run-2"))
     land(settings)
     batch.whole(settings, SUM, "run-3")
-    judge(settings, 96)
+    judge(settings, 96, "run-3")
     assert {name: boundaries(settings)[name] for name in taken} == taken
 
 
@@ -95,7 +96,7 @@ def test_a_plan_that_comes_hours_late_only_takes_in_more(
     batch.stage(settings, SUM, "run-2")
     batch.audit(settings, SUM, "run-2")
     batch.publish(settings, SUM, "run-2")
-    judge(settings, 90)
+    judge(settings, 90, "run-2")
     assert {name: boundaries(settings)[name] for name in taken} == taken
 
 
@@ -117,7 +118,7 @@ def test_a_partition_that_is_new_holds_a_slice_only_if_it_came_before_its_bounda
     assert is_held(planned) is (grown == "before its boundary")
     land(settings)
     batch.whole(settings, SUM, "run-3")
-    judge(settings, 66)
+    judge(settings, 66, "run-3")
 
 
 def test_what_retention_had_cut_is_not_waited_for(spark: SparkSession, settings: Settings, produce: Produce) -> None:
@@ -127,7 +128,7 @@ def test_what_retention_had_cut_is_not_waited_for(spark: SparkSession, settings:
     # Of partition 0 nothing is left.
     land(settings)
     batch.whole(settings, SUM, "run-1")
-    judge(settings, 50)
+    judge(settings, 50, "run-1")
 
 
 def test_of_an_empty_topic_nothing_is_due(spark: SparkSession, settings: Settings) -> None:
@@ -152,7 +153,7 @@ def test_quiet_slices_become_final_too(spark: SparkSession, settings: Settings, 
     planned = batch.plan(settings, SUM, "run-2", at=at)
     assert planned.survey.due == ()
     assert planned.survey.tide_line_ms is not None
-    judge(settings, 20)
+    judge(settings, 20, "run-1")
 
 
 # -- Whose clock it is --
@@ -238,7 +239,7 @@ def test_what_came_in_time_is_in_the_final_slice_whatever_clock_a_plan_was_made_
     batch.whole(settings, SUM, "healing")
     assert (header(settings, hasty).version, header(settings, hasty).events) == (2, events + 3)
     assert header(settings, hasty).reason == "3 missing events that had come in time"
-    judge(settings, 1003)
+    judge(settings, 1003, "healing")
 
 
 def at(slice_: Slice, number: int) -> bytes:

@@ -144,7 +144,7 @@ def test_final_is_right_and_every_difference_is_explained(
                 live.run(settings, pipeline, until_caught_up=True)
         ingest.run(settings, until_caught_up=True)
         assert not batch.whole(settings, pipeline, "first").blocked
-        assert checker.final_defects(settings.lake_root, name, oracle.read_topic(settings.kafka.bootstrap, topic)) == []
+        assert defects(settings, name, "first") == []
         account.run(settings, pipeline, "account-1")
         judge(settings, name)
         if history == DOWN_AND_BEHIND:
@@ -155,7 +155,7 @@ def test_final_is_right_and_every_difference_is_explained(
         ingest.run(settings, until_caught_up=True)
         batch.whole(settings, pipeline, "second")
         account.run(settings, pipeline, "account-2")
-        assert checker.final_defects(settings.lake_root, name, oracle.read_topic(settings.kafka.bootstrap, topic)) == []
+        assert defects(settings, name, "second") == []
         judge(settings, name)
 
     # Once is enough: with windows that overlap it is the hardest.
@@ -171,6 +171,12 @@ def fresh(settings: Settings) -> None:
 def causes(settings: Settings, name: str) -> set[str]:
     found = Lake(settings.lake_root).query(f"SELECT DISTINCT cause FROM balance_{name} WHERE kind = 'cause'")
     return set(found.column("cause").to_pylist())
+
+
+def defects(settings: Settings, name: str, run: str) -> list[str]:
+    records = oracle.read_topic(settings.kafka.bootstrap, PIPELINES[name].source.name)
+    due_ms = batch.planned_ms(settings, PIPELINES[name], run)
+    return checker.final_defects(settings.lake_root, name, records, due_ms=due_ms)
 
 
 def judge(settings: Settings, name: str) -> None:
