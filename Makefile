@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status doctor test test-faults test-compose lint format bench soak clean
+.PHONY: help install demo up down status doctor test test-faults test-compose test-mutants lint format bench soak clean
 .PHONY: compose-up compose-demo compose-down
 
 help: ## Show what can be made
@@ -42,6 +42,10 @@ test-faults: $(INSTALLED) ## Kill, corrupt and starve it, and check that nothing
 
 test-compose: $(INSTALLED) ## Build the containers and break them; needs Docker with Compose v2, and nothing that runs
 	@$(BIN)/pytest -m compose $(ARGS)
+
+test-mutants: $(INSTALLED) ## Break the product in one place at a time, and check that tests object
+	@$(BIN)/tideline jars
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 compose-up: ## Start the platform in containers, and wait until it is well
 	@sh local/containers/compose.sh build init

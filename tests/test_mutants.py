@@ -1,0 +1,60 @@
+"""The list of mutants fits the code: each place is there once, and all invariants are broken somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import PROJECT, Mutant, Result, mutants, outcome
+
+MUTANTS = mutants()
+
+
+def test_the_list_covers_all_invariants_and_many_modules() -> None:
+    assert len(MUTANTS) >= 25
+    assert {mutant.breaks for mutant in MUTANTS} == {f"I{number}" for number in range(1, 11)}
+    assert len({mutant.file for mutant in MUTANTS}) >= 8
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: re.sub(r"\W+", "-", mutant.name))
+def test_a_mutant_changes_one_place_and_names_tests_that_exist(mutant: Mutant) -> None:
+    text = (PROJECT / mutant.file).read_text()
+    assert text.count(mutant.old) == 1, f"its place in {mutant.file} has changed: change the mutant, too"
+    assert mutant.old != mutant.new
+    compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
+    for test in mutant.tests:
+        file, _, name = test.partition("::")
+        assert f"def {name}" in (PROJECT / file).read_text()
+
+
+def test_a_mutant_is_applied_only_where_its_place_is_there_once(tmp_path: Path) -> None:
+    file = tmp_path / "code.py"
+    file.write_text("a = 1\nb = 1\n")
+
+    def applied(old: str) -> str:
+        return Mutant(name="m", breaks="I1", file="code.py", old=old, new="c", tests=()).apply(tmp_path)
+
+    assert "2 times" in applied(" = 1")
+    assert "0 times" in applied("z")
+    assert file.read_text() == "a = 1\nb = 1\n"
+    assert applied("b = 1") == ""
+    assert file.read_text() == "a = 1\nc\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "survives", "kind", "is_bad"),
+    [
+        (0, "", "survived", True),
+        (1, "", "killed", False),
+        (None, "", "killed", False),
+        (2, "", "broken", True),
+        (5, "", "broken", True),
+        (0, "a reason", "survived", False),
+        (1, "a reason", "killed", True),
+    ],
+)
+def test_only_what_tests_say_counts(code: int | None, survives: str, kind: str, is_bad: bool) -> None:
+    mutant = Mutant(name="m", breaks="I1", file="f", old="a", new="b", tests=(), survives=survives)
+    assert outcome(code) == kind
+    assert Result(mutant=mutant, kind=outcome(code), seconds=0, words="").is_bad is is_bad
