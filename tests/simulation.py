@@ -1,13 +1,14 @@
 """The protocol of recompute on tables that exist only in memory: actors that are paused, killed and overtaken anywhere.
 
-Plan and publish are the product's own code. The tables behave as Delta's do: a commit is there or not, and succeeds on
-the version only that its writer has seen. Rows and verdicts are made up: a slice has one window, which counts events.
+Plan, publish and lease are the product's own code. The tables behave as Delta's do: a commit is there or not, and
+succeeds on the version only that its writer has seen. Rows and verdicts are made up: a slice has one window, which
+counts events. Its key changes with their number, so most new versions take a window away.
 """
 
 import json
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +20,6 @@ import pytest
 from greenlet import getcurrent, greenlet
 
 from jobs.connectors import late, planning, publishing
-from jobs.connectors.control import LeaseLostError
 from jobs.connectors.events import Count
 from jobs.connectors.fenced import OvertakenError
 from jobs.connectors.final import FinalTable, Publication, columns_of
@@ -28,13 +28,16 @@ from jobs.connectors.runs import RunFolder, Work
 from jobs.connectors.states import Counted, Entry, Header, Request, State, closes_at
 from jobs.connectors.tries import StagedSlice, Try
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.slices import Slice, slice_at, slice_named
 from jobs.refusal import Refusal
+from tests.leases import Leases
 
 SUM = PIPELINES["rolling_sum"]
 MINUTE_MS = 60_000
 BEGIN_MS = 1_800_000_000_000
 TOPIC_ID = "t1"
+SEND = "topic: send"
+BEGUN = (State.CLOSED, State.REOPENED, State.RECOMPUTING, State.AUDITING)
 
 
 class Killed(BaseException):
@@ -57,11 +60,14 @@ class World:
     commits: int = 0
     counted: Counted | None = None
     topic: dict[bytes, bytes | None] = field(default_factory=dict)
-    holder: object = None
+    leases: Leases = field(init=False)
     bad: set[str] = field(default_factory=set)
     reported: list[tuple[str, int]] = field(default_factory=list)
     defects: list[str] = field(default_factory=list)
     operations: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.leases = Leases(lambda name: self.operate(name))
 
     def operate(self, name: str) -> None:
         """A moment before or after an operation: here an actor may be paused for ever, or killed."""
@@ -106,6 +112,7 @@ class FinalModel:
         return {name: header for name, (header, _) in found if days is None or name[:8] in days}
 
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
+        self.world.operate("final: read")
         found = window(self.world.history[self.seen].get(slice_))
         return found if columns is None else found.select(columns)
 
@@ -215,13 +222,18 @@ def window(found: tuple[Header, int] | None) -> pa.Table:
     if found and found[1]:
         start = slice_named_start(found[0].slice)
         total = Decimal(found[1])
-        rows = [{"window_start": start, "window_end": start, "key": "k", "total": total, "events": found[1]}]
+        rows = [
+            {"window_start": start, "window_end": start, "key": key_of(found[1]), "total": total, "events": found[1]}
+        ]
     return pa.Table.from_pylist(rows, schema=columns_of(SUM))
 
 
-def slice_named_start(name: str) -> Any:
-    from jobs.pipelines.slices import slice_named
+def key_of(events: int) -> str:
+    """The key of the one window of a slice."""
+    return f"k{events % 2}"
 
+
+def slice_named_start(name: str) -> Any:
     return slice_named(SUM, name).start
 
 
@@ -257,27 +269,10 @@ def world_boundary(world: World, name: str) -> int:
 def model_of(world: World) -> Iterator[None]:
     """The product's protocol on the world's tables."""
 
-    @contextmanager
-    def writing(_root: Path, _job: str) -> Iterator[Any]:
-        me = object()
-        while world.holder is not None:
-            world.operate("lease: waiting")
-        world.holder = me
-
-        def check() -> None:
-            if world.holder is not me:
-                raise LeaseLostError("overtaken")
-
-        try:
-            yield SimpleNamespace(check=check)
-        finally:
-            if world.holder is me:
-                world.holder = None
-
     def send(_kafka: object, _topic: str, wanted: Any) -> int:
         count = 0
         for key, value in wanted:
-            world.operate("topic: send")
+            world.operate(SEND)
             world.topic[key] = value
             count += 1
         return count
@@ -291,10 +286,10 @@ def model_of(world: World) -> Iterator[None]:
     )
     ledger = SimpleNamespace(open=lambda *_: LedgerModel(world), read=lambda *_: LedgerModel(world))
     with pytest.MonkeyPatch.context() as patch:
+        world.leases.install(patch)
         for module in (planning, publishing):
             patch.setattr(module, "FinalTable", final)
             patch.setattr(module, "Ledger", ledger)
-            patch.setattr(module, "writing", writing)
         landed = SimpleNamespace(at=lambda *_: LandedModel(world) if world.landed else None)
         patch.setattr(planning, "Landed", landed)
         patch.setattr(late, "Landed", landed)
@@ -366,13 +361,11 @@ def judge_end(world: World) -> list[str]:
         if said_final and line and not header.verdict.startswith("rolled back"):
             defects += judge_late(world, header, line)
         rows = window((header, content)).to_pylist()
-        key = f'["{slice_named_start(name):%Y-%m-%dT%H:%M:%S}.000Z","k"]'.encode()
-        said = json.loads(world.topic.get(key) or b"{}")
-        if rows and (said.get("version"), said.get("events")) != (header.version, content):
-            defects.append(f"slice {name} is {content} at version {header.version}, its topic says {said}")
-        if not rows and world.topic.get(key):
-            defects.append(f"slice {name} is empty, its topic says {said}")
-    defects += judge_blocked(world, newest)
+        told = {key: topic_says(world, name, key) for key in (key_of(0), key_of(1))}
+        wanted = {key_of(content): (header.version, content)} if rows else {}
+        if {key: said for key, said in told.items() if said} != wanted:
+            defects.append(f"slice {name} is {content} at version {header.version}, its topic says {told}")
+    defects += judge_blocked(world, newest) + judge_begun(world, newest)
     landed = world.events[: world.landed]
     if landed:
         at = slice_at(SUM, min(landed)).start_ms
@@ -395,57 +388,109 @@ def judge_late(world: World, header: Header, line: Entry) -> list[str]:
     return (defects if said != missed else []) + (forgotten if missed[1] else [])
 
 
-def judge_blocked(world: World, newest: Mapping[str, Entry]) -> list[str]:
-    """A blocked slice is tried again when enough events have come since: they are counted, too."""
-    blocked = {name: line for name, line in newest.items() if line.state is State.BLOCKED}
-    missed = {name: world.count_late(name, line) for name, line in blocked.items()}
+def topic_says(world: World, slice_: str, key: str) -> tuple[int, int] | None:
+    """Version and events of a window's newest message; none if there is none, or the window is gone."""
+    value = world.topic.get(f'["{slice_named_start(slice_):%Y-%m-%dT%H:%M:%S}.000Z","{key}"]'.encode())
+    said = json.loads(value) if value else None
+    return (said["version"], said["events"]) if said else None
+
+
+def judge_begun(world: World, newest: Mapping[str, Entry]) -> list[str]:
+    """Whatever a plan has begun is done in the end, also if its run has died: it is published, or blocked."""
+    final = {name: header.version for name, (header, _) in world.history[-1].items()}
+    begun = {(line.slice, line.version): line for line in world.lines if line.state in BEGUN}
     return [
+        f"version {version} of slice {name} was begun by run {line.run} ({line.reason}), and forgotten"
+        for (name, version), line in begun.items()
+        if closes_at(SUM, slice_named(SUM, name)) <= world.clock_ms
+        and final.get(name, 0) < version
+        and (newest[name].state, newest[name].version) != (State.BLOCKED, version)
+    ]
+
+
+def judge_blocked(world: World, newest: Mapping[str, Entry]) -> list[str]:
+    """A blocked slice is tried again when enough events have come since: they are counted, too.
+
+    Until then a person can publish it, so its run has not ended.
+    """
+    blocked = {name: line for name, line in newest.items() if line.state is State.BLOCKED}
+    ended = [name for name, line in blocked.items() if name not in RunFolder.of(world.root, SUM, line.run).left]
+    missed = {name: world.count_late(name, line) for name, line in blocked.items()}
+    return [f"slice {name} is blocked, and its run has ended: nobody can approve it" for name in ended] + [
         f"blocked slice {name} says {line.late}, {line.in_time} events came late and in time: it misses {missed[name]}"
         for name, line in blocked.items()
         if (line.late, line.in_time) != missed[name]
     ]
 
 
-def in_turns(world: World, actors: Mapping[str, Callable[[], object]], steps: int) -> list[str]:
-    """Let actors run in an order of chance, each paused at every operation; some are killed, some overtaken."""
+def in_turns(world: World, actors: Mapping[str, Sequence[Callable[[], object]]], steps: int) -> list[str]:
+    """Let actors run in an order of chance, each paused at every operation; some are killed, some overtaken.
+
+    Who holds the lease may be suspended for many steps: then somebody else takes over, and it goes on behind that.
+    """
     told: list[str] = []
-    alive = {name: _begin(work, told) for name, work in actors.items()}
-    for _ in range(steps):
+    alive = {name: begin(work, told) for name, work in actors.items()}
+    suspended: dict[str, int] = {}
+    for step in range(steps):
+        for name in [name for name, until in suspended.items() if until <= step or suspended.keys() >= alive.keys()]:
+            world.leases.wake(alive[name])
+            del suspended[name]
         if not alive:
             break
-        name = world.chance.choice(sorted(alive))
+        name = world.chance.choice(sorted(alive.keys() - suspended.keys()))
         happening = world.chance.random()
-        if happening < 0.10:
-            # The holder of the lease is dead, or sleeps and is taken for dead: somebody else takes over.
-            world.holder = None
-        if happening < 0.06:
-            _kill(alive.pop(name))
+        if happening < 0.01:
+            _kill(world, alive.pop(name))
             continue
-        if happening < 0.30:
+        sleepy = 0.3 if world.operations[-1:] == ["final: read"] else 0.04
+        if world.chance.random() < sleepy and (sleeper := world.leases.fall_asleep()):
+            names = {actor: name for name, actor in alive.items()}
+            suspended[names[sleeper]] = step + world.chance.choice((20, 400))
+            continue
+        # Later nothing happens: news would have a slice done again, and hide what went wrong before.
+        if happening < 0.15 and step < 100:
             happen(world)
-        alive[name].switch()
+        _step(world, alive[name])
         if alive[name].dead:
             alive.pop(name)
     for left in alive.values():
-        _kill(left)
-    world.holder = None
+        _kill(world, left)
     return told
 
 
-def _begin(work: Callable[[], object], told: list[str]) -> greenlet:
+def _step(world: World, actor: greenlet) -> None:
+    """Go on to the next operation. In the middle of a slice's messages an actor may be killed, but does not sleep.
+
+    The product looks at its lease before each slice. Kafka has no fence for who sleeps behind that look.
+    """
+    while actor.switch() == SEND:
+        if world.chance.random() < 0.05:
+            return _kill(world, actor)
+
+
+def begin(works: Sequence[Callable[[], object]], told: list[str]) -> greenlet:
+    """An actor that does one work after the other, whatever became of the one before."""
+
     def main() -> None:
-        try:
-            work()
-        except (Refusal, Killed) as error:
-            told.append(f"{type(error).__name__}: {error}")
+        with suppress(Killed):
+            for work in works:
+                try:
+                    work()
+                except (Refusal, Killed) as error:
+                    told.append(f"{type(error).__name__}: {error}")
+                    if isinstance(error, Killed):
+                        raise
 
     return greenlet(main)
 
 
-def _kill(actor: greenlet) -> None:
+def _kill(world: World, actor: greenlet) -> None:
+    world.leases.killing = True
     # One that has not begun has nothing to end.
     if actor:
         actor.throw(Killed())
+    world.leases.killing = False
+    world.leases.bury(actor)
 
 
 def happen(world: World) -> None:

@@ -1,0 +1,121 @@
+"""The product's own lease and control folder among the actors of one process.
+
+Each actor counts as a process of another machine, so others judge it by its heartbeats alone. The world stands in for
+the machine only: it is the clock, and it lets the heartbeats of those beat that are awake.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from greenlet import getcurrent, greenlet
+
+from jobs.connectors import control, planning
+from jobs.connectors.control import Control, Lease
+from jobs.connectors.epochs import DEAD_SECONDS, Owner, Receipt
+
+_ELSEWHERE = Owner(host="elsewhere", pid=1, started_seconds=0.0)
+
+
+class Pulse:
+    """What the heartbeat waits for: as many turns as the world gives it, then its end."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.ended = False
+
+    def set(self) -> None:
+        self.ended = True
+
+    def wait(self, _seconds: float) -> bool:
+        self.turns -= 1
+        return self.ended or self.turns < 0
+
+
+@dataclass
+class Leases:
+    """Who holds a lease, whether it sleeps, and what time it is on all machines."""
+
+    operate: Callable[[str], None]
+    seconds: float = 1_800_000_000.0
+    held: dict[Lease, greenlet] = field(default_factory=dict)
+    asleep: set[Lease] = field(default_factory=set)
+    # While an actor is killed: it writes nothing on its way out.
+    killing: bool = False
+
+    def go_on(self, seconds: float) -> None:
+        """Time passes; whoever is awake shows it."""
+        self.seconds += seconds
+        for lease in self.held:
+            if lease not in self.asleep:
+                lease._ended.turns = 1
+                lease._beat_until_ended()
+
+    def wait(self, seconds: float) -> None:
+        """What `time.sleep` is to an actor."""
+        self.go_on(seconds)
+        self.operate("lease: waiting")
+
+    @property
+    def newest(self) -> Lease | None:
+        """That of the newest epoch among actors that live."""
+        return max(self.held, key=lambda lease: lease.epoch, default=None)
+
+    def fall_asleep(self) -> greenlet | None:
+        """Suspend the holder for so long that it counts as dead; which actor that is, none if nobody holds one."""
+        if (lease := self.newest) is None or lease in self.asleep:
+            return None
+        self.asleep.add(lease)
+        self.go_on(DEAD_SECONDS)
+        return self.held[lease]
+
+    def wake(self, actor: greenlet) -> None:
+        """Let its heartbeats beat again."""
+        self.asleep -= {lease for lease, holder in self.held.items() if holder is actor}
+
+    def bury(self, actor: greenlet) -> None:
+        """It is killed: it shows no more, and others find that out by themselves."""
+        self.held = {lease: holder for lease, holder in self.held.items() if holder is not actor}
+
+    def overtake(self, root: Any, job: str) -> None:
+        """The holder sleeps, and somebody else holds the lease for a moment."""
+        self.fall_asleep()
+        planning.Lease.acquire(Control.of(root, job), env={}).release(Receipt(time=self.seconds, clean=True, cause=""))
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Give the product this clock and these heartbeats."""
+        leases = self
+
+        class Held(Lease):
+            """The product's, known to the world for as long as it is held."""
+
+            @classmethod
+            def acquire(cls, *arguments: Any, **more: Any) -> Lease:
+                leases.operate("lease: take")
+                lease = super().acquire(*arguments, **more)
+                leases.held[lease] = getcurrent()
+                leases.operate("lease: taken")
+                return lease
+
+            def release(self, receipt: Receipt) -> None:
+                if not leases.killing:
+                    super().release(receipt)
+                leases.held.pop(self, None)
+                leases.asleep.discard(self)
+
+        clock = SimpleNamespace(time=lambda: self.seconds, monotonic=lambda: self.seconds, sleep=self.wait)
+        thread = SimpleNamespace(start=lambda: None, join=lambda: None)
+        patch.setattr(planning, "Lease", Held)
+        patch.setattr(planning, "time", clock)
+        patch.setattr(control, "time", clock)
+        patch.setattr(control, "threading", SimpleNamespace(Event=Pulse, Thread=lambda **_: thread))
+        patch.setattr(control, "end_this_process", lambda: None)
+        patch.setattr(Owner, "this_process", classmethod(lambda _: _ELSEWHERE))
+        # Fewer looks, each of which is an operation.
+        patch.setattr(planning, "_POLL_SECONDS", 4.0)
+        patch.setattr(control, "_LOOK_SECONDS", 1.3)
+        # What a power cut leaves is the matter of another test.
+        patch.setattr(os, "fsync", lambda _: None)
