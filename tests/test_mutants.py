@@ -43,18 +43,19 @@ def test_a_mutant_is_applied_only_where_its_place_is_there_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("code", "survives", "kind", "is_bad"),
+    ("code", "words", "survives", "kind", "is_bad"),
     [
-        (0, "", "survived", True),
-        (1, "", "killed", False),
-        (None, "", "killed", False),
-        (2, "", "broken", True),
-        (5, "", "broken", True),
-        (0, "a reason", "survived", False),
-        (1, "a reason", "killed", True),
+        (0, "9 passed in 1.00s", "", "survived", True),
+        (1, "1 failed, 8 passed in 1.00s", "", "killed", False),
+        (1, "1 error in 1.00s", "", "broken", True),
+        (None, "", "", "killed", False),
+        (2, "1 error in 1.00s", "", "broken", True),
+        (5, "no tests ran in 1.00s", "", "broken", True),
+        (0, "9 passed in 1.00s", "a reason", "survived", False),
+        (1, "1 failed in 1.00s", "a reason", "killed", True),
     ],
 )
-def test_only_what_tests_say_counts(code: int | None, survives: str, kind: str, is_bad: bool) -> None:
+def test_only_what_tests_say_counts(code: int | None, words: str, survives: str, kind: str, is_bad: bool) -> None:
     mutant = Mutant(name="m", breaks="I1", file="f", old="a", new="b", tests=(), survives=survives)
-    assert outcome(code) == kind
-    assert Result(mutant=mutant, kind=outcome(code), seconds=0, words="").is_bad is is_bad
+    assert outcome(code, f"FAILED test\n{words}\n") == kind
+    assert Result(mutant=mutant, kind=kind, seconds=0, words="").is_bad is is_bad

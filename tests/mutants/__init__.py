@@ -1,5 +1,6 @@
 """Mutants of the product: places that are wrong on purpose, each with the tests that must object to it."""
 
+import re
 import shutil
 import tomllib
 from dataclasses import dataclass
@@ -58,15 +59,19 @@ def mutants() -> list[Mutant]:
     return [Mutant(**{**each, "tests": tuple(each["tests"])}) for each in listed]
 
 
-def outcome(code: int | None) -> str:
-    """What an exit code of pytest says of a mutant; none: its tests did not end in time.
+def outcome(code: int | None, words: str) -> str:
+    """What pytest's exit code and words say of a mutant; no code: its tests did not end in time.
 
-    Only 0 and 1 are about tests: others mean that none was run, e.g. since the changed file cannot be imported.
+    Only a test that fails kills. Where none could run, e.g. without Spark's jars, nothing is known about the mutant.
     """
-    return {0: "survived", 1: "killed", None: "killed"}.get(code, "broken")
+    if code in (0, None):
+        return "survived" if code == 0 else "killed"
+    return "killed" if code == 1 and re.search(r"^\d+ failed\b", words, re.MULTILINE) else "broken"
 
 
 def copy_of(project: Path, target: Path) -> Path:
-    """The sources of a project, to be changed."""
+    """The sources of a project, to be changed, with the same jars."""
     shutil.copytree(project, target, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+    (target / ".tideline").mkdir()
+    (target / ".tideline" / "jars").symlink_to((project / ".tideline" / "jars").resolve())
     return target
