@@ -114,8 +114,8 @@ class Leases:
         patch.setattr(control, "threading", SimpleNamespace(Event=Pulse, Thread=lambda **_: thread))
         patch.setattr(control, "end_this_process", lambda: None)
         patch.setattr(Owner, "this_process", classmethod(lambda _: _ELSEWHERE))
-        # Fewer looks, each of which is an operation.
+        # Each look is an operation: a few are enough.
         patch.setattr(planning, "_POLL_SECONDS", 4.0)
         patch.setattr(control, "_LOOK_SECONDS", 1.3)
-        # What a power cut leaves is the matter of another test.
+        # Another test judges power cuts.
         patch.setattr(os, "fsync", lambda _: None)

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,29 +122,62 @@ def whole_run(root: Path) -> World:
     return world
 
 
+def die_at(world: World, operation: int, work: Callable[[], object]) -> None:
+    """Do a work, killed at one of its operations; others find its lease as it was then."""
+    left = iter(range(operation))
+
+    def count_down(_name: str) -> None:
+        if next(left, None) is None:
+            world.leases.killing = True
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "operate", count_down)
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    world.leases.killing = False
+    world.leases.bury(getcurrent())
+
+
 def test_killed_at_every_operation_of_a_run_in_turn(tmp_path: Path) -> None:
     with model_of(reference := whole_run(tmp_path / "reference")):
         run(reference, "whole")
     assert len(reference.operations) > 15
     assert {"final: commit", "final: committed", "ledger: commit", "topic: send"} <= set(reference.operations)
-    for at in range(len(reference.operations)):
+    for at, name in enumerate(reference.operations):
         world = whole_run(tmp_path / str(at))
         with model_of(world):
-            left = iter(range(at))
-
-            def count_down(left: object = left, world: World = world) -> None:
-                if next(left, None) is None:  # type: ignore[call-overload]
-                    world.leases.killing = True
-                    raise KeyboardInterrupt
-
-            world.operate = lambda name: count_down()  # type: ignore[method-assign]
-            with pytest.raises(KeyboardInterrupt):
-                run(world, "dying")
-            world.operate = lambda name: None  # type: ignore[method-assign]
-            world.leases.killing = False
-            world.leases.bury(getcurrent())
-            assert settle(world) == [], f"killed at {reference.operations[at]} ({at})"
+            die_at(world, at, partial(run, world, "dying"))
+            assert settle(world) == [], f"killed at {name} ({at})"
             assert world.bad == {name for name in world.bad if name not in world.history[-1]}
+
+
+def rolled_back(root: Path, dies_at: int | None = None) -> World:
+    """A slice has two versions, and is rolled back to the first, by one that may be killed at an operation."""
+    world, slice_ = world_of(root, 3), slice_at(SUM, BEGIN_MS)
+    world.bad = set()
+    with model_of(world):
+        run(world, "first")
+        world.arrive(slice_.start_ms)
+        world.landed = len(world.events)
+        run(world, "second")
+        world.operations.clear()
+        if dies_at is None:
+            back(world, slice_.name)
+        else:
+            die_at(world, dies_at, partial(back, world, slice_.name))
+    return world
+
+
+def test_killed_at_every_operation_of_a_rollback_in_turn(tmp_path: Path) -> None:
+    reference = rolled_back(tmp_path / "reference")
+    assert {"final: commit", "final: committed", "ledger: commit", "topic: send"} <= set(reference.operations)
+    for at, name in enumerate(reference.operations):
+        world = rolled_back(tmp_path / str(at), dies_at=at)
+        with model_of(world):
+            assert settle(world) == [], f"killed at {name} ({at})"
+            header, _ = world.history[-1][slice_at(SUM, BEGIN_MS).name]
+            assert header.version == (3 if "final: committed" in reference.operations[: at + 1] else 2)
 
 
 def test_suspended_at_every_operation_while_another_does_the_same(tmp_path: Path) -> None:
@@ -156,7 +190,7 @@ def test_suspended_at_every_operation_while_another_does_the_same(tmp_path: Path
     for at in (at for at, name in enumerate(reference.operations) if name != SEND):
         world = whole_run(tmp_path / str(at))
         with model_of(world):
-            slow = begin([lambda world=world: run(world, "slow")], told)  # type: ignore[misc]
+            slow = begin([partial(run, world, "slow")], told)
             for _ in range(at + 1):
                 slow.switch()
             world.leases.fall_asleep()
