@@ -260,13 +260,19 @@ def slices_left(lake_root: Folder, pipeline: Pipeline) -> set[str]:
 
 def discard_old(lake_root: Folder, pipeline: Pipeline) -> int:
     """Remove the folders of runs that nobody needs any more; how many. Who calls it holds the lease of the job."""
+    over = old_runs(lake_root, pipeline)
+    for folder in over:
+        remove(folder)
+    return len(over)
+
+
+def old_runs(lake_root: Folder, pipeline: Pipeline) -> list[Folder]:
+    """The folders of runs that nobody needs any more."""
     root = _root(lake_root, pipeline)
     found = [RunFolder(folder) for folder in (root.iterdir() if root.is_dir() else ())]
     over = [folder for folder in found if folder.is_over]
     over += _replaced([folder for folder in found if folder not in over])
-    for folder in over:
-        remove(folder.path)
-    return len(over)
+    return [folder.path for folder in over]
 
 
 def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:

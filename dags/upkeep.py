@@ -1,0 +1,40 @@
+"""Removes what is over and grows beside the tables, once a day. It is on by default.
+
+From the lake: incidents that are over and told (`INCIDENTS_KEPT_DAYS`), copies of documents that could not be read,
+files that were put aside, pages about audits and checks, folders of recompute runs that nobody needs. From the machine
+of its task, below `TIDELINE_HOME`: old logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). A log of a process
+that lives on is begun anew when it is large. `docs/operations.md` lists every bound, and who sees to it.
+
+Rows and files of tables are never touched: their writers look after them.
+
+**Params.** None.
+
+**Example.** Trigger it at any time. The run's note and the task's log say what was removed: files and bytes.
+
+**Recovery.** Clear it, or wait for the next run. A pass that was cut short is finished by the next one.
+
+**Triage.**
+- *left to the next pass*: a recompute held its lease for minutes. Nothing is wrong unless it happens every day.
+- *is left alone*: Airflow's logs lie elsewhere and may be of other DAGs, too. Bound them there.
+- The disk fills all the same: `docs/operations.md` tells what else grows.
+"""
+
+from airflow.sdk import DAG
+
+from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG, deadline
+from tideline_airflow.operators.upkeep import UpkeepOperator
+
+with DAG(
+    dag_id="upkeep",
+    description="Removes old incidents, pages, run folders and logs.",
+    doc_md=__doc__,
+    default_args=DEFAULT_ARGS,
+    tags=[TAG, "upkeep"],
+    schedule="23 3 * * *",
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=False,
+    deadline=deadline(120),
+    **ALERTS,
+):
+    UpkeepOperator(task_id="remove")
