@@ -1,9 +1,11 @@
-"""Removes what is over and grows beside the tables, once a day. It is on by default.
+"""Removes old documents, pages, run folders and logs once a day. It is on by default.
 
-From the lake: incidents that are over and told (`INCIDENTS_KEPT_DAYS`), copies of documents that could not be read,
-files that were put aside, pages about audits and checks, folders of recompute runs that nobody needs. From the machine
-of its task, below `TIDELINE_HOME`: old logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). A log of a process
-that lives on is begun anew when it is large. `docs/operations.md` lists every bound, and who sees to it.
+- In the lake: closed incidents (`INCIDENTS_KEPT_DAYS`), copies of unreadable documents, and files that were put aside;
+  pages about audits and checks, and folders of recompute runs that ended or died.
+- On the machine of its task, below `TIDELINE_HOME`: logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). A large
+  log of a process that lives on is begun anew.
+
+`docs/operations.md` lists every bound, and who sees to it.
 
 Rows and files of tables are never touched: their writers look after them.
 

@@ -19,7 +19,7 @@ _NEW_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """What was removed of one kind. Folders that were emptied do not count."""
+    """How much was removed of one kind. Folders that were emptied do not count."""
 
     what: str
     files: int = 0
@@ -31,7 +31,7 @@ class Removed:
 
 
 def discard_old(folder: Path, kept_seconds: float) -> Removed:
-    """Remove the files below a folder that nobody has written to for so long, and the folders that are empty then.
+    """Remove old files below a folder, by their last line, and the folders that are empty then.
 
     The newest run of each DAG stays: a stream is one run for as long as it is not stopped.
     """
@@ -40,7 +40,7 @@ def discard_old(folder: Path, kept_seconds: float) -> Removed:
     for at, changed, files in list(_walk(folder)):
         sizes += _discard(files, now - kept_seconds)
         if changed < now - _NEW_SECONDS and at != folder:
-            # One that has something in it stays.
+            # A folder with something in it stays.
             with suppress(OSError):
                 at.rmdir()
     return Removed(what=f"logs in {folder.name}", files=len(sizes), bytes=sum(sizes))
@@ -72,7 +72,7 @@ def _discard(files: Iterable[Path], before: float) -> list[int]:
 
 
 def trim(*folders: Path) -> Removed:
-    """Begin the logs in some folders anew that are too large. What they held stays beside them, until the next time.
+    """Begin the logs in some folders anew that are too large. A copy of the old content stays beside each, until the next time.
 
     Their processes append, so they go on at the new end. Lines that are written at this very moment may be lost.
     """

@@ -1,4 +1,4 @@
-"""Removes what is over and grows beside the tables: incidents, pages, run folders, what was put aside.
+"""Removes old incidents, pages, run folders and files that were put aside. They grow beside the tables.
 
 It may run at any time and beside everything else, and a second pass finds nothing. Tables are looked after by their
 writers (`jobs.connectors.retention`).
@@ -24,7 +24,7 @@ from jobs.settings import KeptDays
 log = logging.getLogger(__name__)
 
 DAY_SECONDS = 24 * 3600.0
-# What was put aside after a power cut, or by a reset, is for people to look at.
+# A power cut or a reset has put them aside, and people may want to look at them.
 ASIDE_KEPT_SECONDS = 30 * DAY_SECONDS
 _ASIDE = "_aside"
 # Checkpoints of `ingest` lie one level deeper. In tables that is the level of the partitions, which are many.
@@ -64,7 +64,7 @@ def _runs(lake_root: Folder, pipeline: Pipeline) -> list[int]:
 
 
 def _older(folders: Iterable[Folder], kept_seconds: float) -> Iterator[int]:
-    """Remove what was put into folders so long ago; the sizes of its files."""
+    """Remove files and folders that were put into some folders so long ago; the sizes of the files."""
     before = time.time() - kept_seconds
     for each in (child for folder in folders for child in _children(folder)):
         with suppress(FileNotFoundError):
