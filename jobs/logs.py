@@ -72,7 +72,7 @@ def _discard(files: Iterable[Path], before: float) -> list[int]:
 
 
 def trim(*folders: Path) -> Removed:
-    """Begin the logs in some folders anew that are too large. A copy of the old content stays beside each, until the next time.
+    """Begin too large logs in some folders anew. The old content stays beside each, until the next time.
 
     Their processes append, so they go on at the new end. Lines that are written at this very moment may be lost.
     """

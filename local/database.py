@@ -3,6 +3,7 @@
 A task cannot do this, since Airflow keeps its database from tasks. The scheduler's executor starts it once a day.
 """
 
+import logging
 import os
 import sqlite3
 import subprocess
@@ -17,6 +18,8 @@ from pathlib import Path
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
 from jobs.settings import environment, whole_number
+
+log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 24 * 3600.0
 # After the start of the scheduler: a platform that is up for an hour a day is cleaned, too, and no start is slower.
@@ -40,9 +43,11 @@ class Cleaning:
 
     def look(self) -> None:
         """Start it when its time has come; it never waits."""
-        if self.process is not None and self.process.poll() is None:
-            return
-        self.process = None
+        if self.process is not None:
+            if (code := self.process.poll()) is None:
+                return
+            log.log(logging.WARNING if code else logging.INFO, "cleaning Airflow's database ended with %d", code)
+            self.process = None
         if time.monotonic() >= self.next_at:
             self.next_at = time.monotonic() + EVERY_SECONDS
             # It steps back behind what else runs on this machine.

@@ -100,7 +100,9 @@ def test_empty_pages_are_given_back_when_that_pays(tmp_path: Path, monkeypatch: 
     assert file.stat().st_size == size - freed
 
 
-def test_it_is_started_once_a_day_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_started_once_a_day_and_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     started: list[list[str]] = []
 
     class Process:
@@ -115,10 +117,11 @@ def test_it_is_started_once_a_day_and_nobody_waits_for_it(monkeypatch: pytest.Mo
     cleaning = Cleaning()
     cleaning.look()
     assert started == [], "a start of the platform is not slower"
-    for hours, ended in ((0, None), (25, None), (25, 0), (25, 0)):
+    for hours, ended in ((0, None), (25, None), (25, 0), (25, 1)):
         cleaning.next_at = min(cleaning.next_at, time.monotonic()) - hours * 3600
         if isinstance(cleaning.process, Process):
             cleaning.process.ended = ended
         cleaning.look()
     assert len(started) == 3
     assert started[0][1:] == [sys.executable, "-m", "local.database"]
+    assert caplog.messages == ["cleaning Airflow's database ended with 1"], "a good one is told at INFO"
