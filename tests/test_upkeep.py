@@ -115,3 +115,11 @@ def test_whose_lease_is_held_is_left_to_the_next_pass(tmp_path: Path, monkeypatc
         assert removed(tmp_path) == {}
     assert folder.path.exists()
     assert removed(tmp_path) == {"run folders": (1, 2)}
+
+
+def test_a_plan_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder.path.mkdir(parents=True)
+    (folder.path / "plan.json").write_text("")
+    assert removed(tmp_path) == {}
+    assert [incident.closed for incident in Incidents.of(tmp_path).all()] == [True]

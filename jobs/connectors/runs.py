@@ -268,8 +268,8 @@ def discard_old(lake_root: Folder, pipeline: Pipeline) -> int:
 
 def old_runs(lake_root: Folder, pipeline: Pipeline) -> list[Folder]:
     """The folders of runs that nobody needs any more."""
-    root = _root(lake_root, pipeline)
-    found = [RunFolder(folder) for folder in (root.iterdir() if root.is_dir() else ())]
+    root, report = _root(lake_root, pipeline), report_of(lake_root)
+    found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
     over = [folder for folder in found if folder.is_over]
     over += _replaced([folder for folder in found if folder not in over])
     return [folder.path for folder in over]
