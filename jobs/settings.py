@@ -95,6 +95,23 @@ class QueryLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptDays:
+    """How long what is over is kept, where tables are not concerned."""
+
+    incidents: int = 90
+    logs: int = 7
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
+        """Read `INCIDENTS_KEPT_DAYS` and `LOGS_KEPT_DAYS`."""
+        env = environment(env)
+        return cls(
+            incidents=whole_number(env, "INCIDENTS_KEPT_DAYS", cls.incidents),
+            logs=whole_number(env, "LOGS_KEPT_DAYS", cls.logs),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a job needs to know about the place it runs in."""
 

@@ -58,6 +58,11 @@ class Airflow:
         """AIRFLOW_HOME."""
         return self.settings.home / "airflow"
 
+    @property
+    def database(self) -> Path:
+        """A file of SQLite."""
+        return self.folder / "airflow.db"
+
     def services(self) -> dict[str, Service]:
         """The components by name, in the order they start."""
         env = self.environment()
@@ -146,7 +151,7 @@ class Airflow:
                 "secret_key": drawn["secret_key"],
             },
             "api_auth": {"jwt_secret": drawn["jwt_secret"]},
-            "database": {"sql_alchemy_conn": f"sqlite:///{self.folder / 'airflow.db'}"},
+            "database": {"sql_alchemy_conn": f"sqlite:///{self.database}"},
             "dag_processor": {"parsing_processes": 1, "print_stats_interval": 0},
             # A dead task is noticed in one minute instead of five; so is one that died together with its scheduler.
             "scheduler": {"task_instance_heartbeat_timeout": 60, "orphaned_tasks_check_interval": 30},

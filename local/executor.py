@@ -1,4 +1,4 @@
-"""Airflow's LocalExecutor as one machine needs it: without a log server, and with warm workers."""
+"""Airflow's LocalExecutor as one machine needs it: no log server, warm workers, and a database that does not grow."""
 
 import importlib
 import logging
@@ -6,6 +6,8 @@ import warnings
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor as AirflowLocalExecutor
+
+from local.database import Cleaning
 
 # Every task is a fork of a worker. What these import costs each task of a recompute seconds if it has to do so itself;
 # here it is done once, and shared.
@@ -37,6 +39,12 @@ class LocalExecutor(AirflowLocalExecutor):
             for module in WARM:
                 importlib.import_module(module)
         super().start()
+        self._cleaning = Cleaning()
+
+    def sync(self) -> None:
+        """Called by the scheduler every second or so, here in its own process, which may use the database."""
+        super().sync()
+        self._cleaning.look()
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
         """Nothing beyond the file; a source is named, or Airflow would ask the log server."""

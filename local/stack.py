@@ -17,6 +17,7 @@ from local import classes, doctor, jars
 from local.airflow import COMPONENTS, Airflow
 from local.broker import STOP_SECONDS as BROKER_STOP_SECONDS
 from local.broker import Broker
+from local.database import shrink
 from local.drivers import end_drivers, is_job
 from local.java import find_java
 from local.lock import one_at_a_time
@@ -144,6 +145,8 @@ class Stack:
     def _start_components(self, report: Report) -> None:
         services = self.airflow.services()
         fresh = {name for name, service in services.items() if service.process() is None}
+        if fresh == services.keys():
+            shrink(self.airflow.database)
         for name in fresh - {"scheduler"}:
             services[name].start()
         for name, service in services.items():

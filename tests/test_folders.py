@@ -7,22 +7,28 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import httpx
 import pyarrow as pa
 import pytest
 
+from jobs import upkeep
 from jobs.bucket import Bucket
-from jobs.connectors import parquet
+from jobs.connectors import parquet, runs
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.documents import Documents
 from jobs.connectors.fenced import FencedTable, OvertakenError, files_of, opened
+from jobs.connectors.runs import RunFolder
 from jobs.folders import Folder, folder_at, last_written, move, place, remove, write_whole, written
+from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
-from jobs.settings import PROJECT
+from jobs.settings import PROJECT, KeptDays
+from jobs.upkeep import look_after
 from local.ports import free_port
 from tests.object_store import losing_answers, serving
+
+SUM = PIPELINES["rolling_sum"]
 
 
 @pytest.fixture(scope="module")
@@ -312,3 +318,26 @@ for number in (1, 2):
     _commit(table, number)
     print(table.version - before)
 """
+
+
+def test_a_lake_is_looked_after(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = ("checkpoints/_aside/ingest-numbers-1/offsets/7", "quality/check_gone/r-1.html")
+    run = RunFolder.of(folder, SUM, "r").path
+    for name in (*old, "live/rolling_sum/slice=a/a.parquet"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / name, b"ten bytes.")
+    for name in ("ended.json", "windows-1/slice=a/a.parquet"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(run / name, b"{}")
+    assert not any(removed.files for removed in look_after(folder, KeptDays()))
+    later = SimpleNamespace(time=lambda: time.time() + 31 * 24 * 3600)
+    for module in (upkeep, runs):
+        monkeypatch.setattr(module, "time", later)
+    found = {removed.what: (removed.files, removed.bytes) for removed in look_after(folder, KeptDays())}
+    assert {what: counted for what, counted in found.items() if counted[0]} == {
+        "what was put aside": (1, 10),
+        "pages about audits and checks": (1, 10),
+        "run folders": (2, 4),
+    }
+    assert [name for name in names(folder) if not name.startswith("control/")] == ["live/rolling_sum/slice=a/a.parquet"]
+    assert not any(removed.files for removed in look_after(folder, KeptDays()))

@@ -22,6 +22,7 @@ from jobs.connectors.runs import RunFolder
 from jobs.connectors.states import Boundary, Entry, Request, State
 from jobs.connectors.tries import Try
 from jobs.pipelines.slices import slice_at, slice_named
+from jobs.refusal import Refusal
 from tests import simulation
 from tests.simulation import (
     BEGIN_MS,
@@ -114,6 +115,26 @@ def test_nothing_happens_twice_and_nothing_is_lost_whoever_dies_when(tmp_path: P
         shutil.rmtree(tmp_path / str(seed))
     ends = Counter(line.partition(":")[0] for line in told)
     assert min(ends[end] for end in ("Killed", "OvertakenError", "LeaseLostError", "Refusal")) > 100, ends
+
+
+def test_nothing_is_lost_if_replaced_runs_go_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here runs overlap, so some lose their folder while they work: they fail, and the next one does their work."""
+
+    original = run
+
+    def losing(*args: Any, **options: Any) -> object:
+        try:
+            return original(*args, **options)
+        except FileNotFoundError as error:
+            raise Refusal(f"its folder is gone: {error}") from error
+
+    monkeypatch.setattr(runs, "REPLACED_KEPT_SECONDS", -3600)
+    told: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setitem(simulate.__globals__, "run", losing)
+        for seed in range(SEEDS, SEEDS + 150):
+            assert simulate(tmp_path, seed, told) == [], f"seed {seed}"
+    assert sum("its folder is gone" in line or "holds no plan" in line for line in told) > 5, Counter(told)
 
 
 def whole_run(root: Path) -> World:

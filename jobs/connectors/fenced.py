@@ -6,6 +6,7 @@ process that slept while its successor wrote cannot commit any more, whatever it
 
 import json
 import logging
+import re
 import time
 import uuid
 from collections import Counter
@@ -29,12 +30,15 @@ from jobs.connectors.delta_log import keep_entry, open_whole, said, said_at
 from jobs.connectors.merging import bins
 from jobs.connectors.parquet import arrow_place, files_in, footer
 from jobs.connectors.retention import Freed, is_due, took_turn, unneeded
-from jobs.folders import Folder, make_durable, make_folder, place, remove
+from jobs.folders import Folder, last_written, make_durable, make_folder, place, remove
 from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
 HOUR_SECONDS = 3600.0
+# No commit takes that long: a stage that is older was left by a writer that died.
+STAGE_KEPT_SECONDS = 24 * HOUR_SECONDS
+_STAGE = re.compile("[0-9a-f]{32}")
 _AT_ONCE = 8
 _PLACE_TRIES = 5
 
@@ -204,6 +208,7 @@ class FencedTable:
         if DeltaTable(str(self.path)).version() != self.version:
             raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
         freed = found.delete()
+        self._remove_dead_stages()
         took_turn(self.path, freed)
         seconds, left = time.monotonic() - began, f"; {freed.left} files wait for the next turn" if freed.left else ""
         log.info(
@@ -211,6 +216,14 @@ class FencedTable:
             *(freed.bytes, self.path.name, freed.files, freed.folders, seconds, left),
         )
         return freed
+
+    def _remove_dead_stages(self) -> None:
+        """Remove what writers that died have staged. Streams name theirs by the epoch, and runs by themselves."""
+        folders = self.staging.iterdir() if self.staging.is_dir() else ()
+        before = time.time() - STAGE_KEPT_SECONDS
+        for folder in [each for each in folders if _STAGE.fullmatch(each.name) and 0 < last_written(each) < before]:
+            log.info("removed %s, which a writer that died had staged", folder)
+            remove(folder)
 
 
 def _put(file: Folder, placed: Folder, *, keep: bool) -> None:

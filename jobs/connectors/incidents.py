@@ -5,7 +5,7 @@ An incident is a row of small documents, readers fold them:
     KEY-NUMBER                  a word: opened, updated or closed; created once and never changed
     KEY-NUMBER.told             nothing up to this word is left to tell
     KEY-NUMBER.CHANNEL.TRY      a message about this word: claimed by one who sends it, then sent
-    dag.DAG.seen                the newest run of a DAG of whose failure somebody has taken notice
+    dag.DAG.seen                the newest run of a DAG of whose failure somebody has taken notice; one for each DAG
 
 At most one message is due per incident: that it is open, or that it is over. One that is over before anybody was told
 of its opening is told once, by its end, which says what it was.
@@ -146,11 +146,21 @@ class _Row:
 
     @property
     def newest(self) -> int:
-        return max(self.words, default=0)
+        """The highest number in use. A removal may have left a note without its word: the number is not free."""
+        return max([*self.words, *self.told, *self.messages], default=0)
 
     @property
     def is_told(self) -> bool:
-        return max(self.told, default=0) >= self.newest
+        return max(self.told, default=0) >= max(self.words, default=0)
+
+    def notes(self, numbers: range) -> tuple[list[str], list[str]]:
+        """The names of what was claimed and of what was told about these words."""
+        claimed = [
+            f"{_word(self.key, number)}.{channel}.{attempt}"
+            for number in sorted(self.messages.keys() & set(numbers))
+            for channel, attempt in self.messages[number]
+        ]
+        return claimed, [f"{_word(self.key, number)}.told" for number in sorted({*self.told} & set(numbers))]
 
 
 class Incidents:
@@ -180,7 +190,9 @@ class Incidents:
 
     def close(self, key: str, text: str) -> bool:
         """Close an incident; whether it was open."""
-        row = self._row(key)
+        return self._close(self._row(key), text)
+
+    def _close(self, row: _Row, text: str) -> bool:
         last = self._last(row)
         return last is not None and not last.closes and self._add(row, Happening.CLOSED, text, None)
 
@@ -192,9 +204,46 @@ class Incidents:
         return self._folded(still, lambda incident: not incident.closed)
 
     def close_blocked(self, pipeline: str, slices: Iterable[str]) -> None:
-        """Close those of slices that are final now."""
-        for name in slices:
-            self.close(blocked(pipeline, name), "the slice is final now")
+        """Close those of slices that are final now. However many slices, the names are listed once."""
+        keys = {blocked(pipeline, name) for name in slices}
+        for row in self._rows().values() if keys else ():
+            if row.key in keys:
+                self._close(row, "the slice is final now")
+
+    def discard_old(self, kept_seconds: float) -> int:
+        """Remove incidents that were over and told so long ago; how many documents went.
+
+        They go from the oldest of a key on, the opening first and what was told last. So whoever reads meanwhile finds
+        an incident that is over and told, or none, and a removal that was cut short is finished by the next.
+        """
+        before, gone = time.time() - kept_seconds, 0
+        for row in self._rows().values():
+            names = [*self._left_behind(row, before), *self._old(row, before)]
+            for name in names:
+                self._documents.delete(name)
+            gone += len(names)
+        return gone
+
+    def _old(self, row: _Row, before: float) -> list[str]:
+        """The documents of incidents that may go, in the order in which they may."""
+        found: list[str] = []
+        chapters = self._chapters(row)
+        for at, chapter in enumerate(chapters):
+            first, last = chapter[0], chapter[-1]
+            # One that another was opened behind is over, too: its end was lost.
+            over = last.closes or at + 1 < len(chapters)
+            if not (over and last.time < before and max(row.told, default=0) >= last.number):
+                break
+            claimed, told = row.notes(range(first.number, last.number + 1))
+            words = [number for number in sorted(row.words) if first.number <= number <= last.number]
+            found += [*claimed, *(_word(row.key, number) for number in words), *told]
+        return found
+
+    def _left_behind(self, row: _Row, before: float) -> list[str]:
+        """What a removal that was cut short has left: notes about words that are gone."""
+        claimed, told = row.notes(range(min(row.words, default=row.newest + 1)))
+        # A name may be listed before that of its word, so what is new is left alone.
+        return [name for name in (*claimed, *told) if (self._documents.read(name) or {"time": 0})["time"] < before]
 
     def all(self) -> list[Incident]:
         """Every incident, the one with the newest word first."""

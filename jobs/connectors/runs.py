@@ -30,6 +30,8 @@ KEPT_SECONDS = 7 * 24 * 3600
 _GONE = "gone"
 # Airflow tries a task again that died after its work was done, before it could say so.
 ENDED_KEPT_SECONDS = 3600
+# A run that died is no longer waited for, once another has planned its slices: one run of a pipeline at a time.
+REPLACED_KEPT_SECONDS = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +217,17 @@ class RunFolder:
         now = time.time()
         with suppress(FileNotFoundError):
             return now - (self.path / "ended.json").stat().st_mtime > ENDED_KEPT_SECONDS
-        return 0 < self._touched < now - KEPT_SECONDS
+        return 0 < self.touched < now - KEPT_SECONDS
 
     @property
-    def _touched(self) -> float:
+    def has_published_nothing(self) -> bool:
+        """Whether it has a plan and no verdicts: nothing of it is published, and nothing can be approved."""
+        if not (self.path / "plan.json").is_file() or (self.path / "ended.json").is_file():
+            return False
+        return not (self.path / _GONE).is_dir() and not self.verdicts()
+
+    @property
+    def touched(self) -> float:
         """When it was planned, or last replaced something; 0 if somebody cleans it away at this moment."""
         moments = [0.0]
         with suppress(FileNotFoundError):
@@ -252,12 +261,39 @@ def slices_left(lake_root: Folder, pipeline: Pipeline) -> set[str]:
     return {slice_ for folder in folders for slice_ in RunFolder(folder, report).left}
 
 
-def discard_old(lake_root: Folder, pipeline: Pipeline) -> None:
-    """Remove the folders of runs that ended or died long ago."""
-    root = _root(lake_root, pipeline)
-    for folder in root.iterdir() if root.is_dir() else ():
-        if RunFolder(folder).is_over:
-            remove(folder)
+def discard_old(lake_root: Folder, pipeline: Pipeline) -> int:
+    """Remove the folders of runs that nobody needs any more; how many. Who calls it holds the lease of the job."""
+    over = old_runs(lake_root, pipeline)
+    for folder in over:
+        remove(folder)
+    return len(over)
+
+
+def old_runs(lake_root: Folder, pipeline: Pipeline) -> list[Folder]:
+    """The folders of runs that nobody needs any more."""
+    root, report = _root(lake_root, pipeline), report_of(lake_root)
+    found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
+    over = [folder for folder in found if folder.is_over]
+    over += _replaced([folder for folder in found if folder not in over])
+    return [folder.path for folder in over]
+
+
+def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:
+    """Runs that died before their audit, and all of whose slices newer runs have planned.
+
+    An outage of days leaves one with each schedule. By the folder of the newest the next plan finds all their slices.
+    """
+    planned: set[str] = set()
+    found: list[RunFolder] = []
+    before = time.time() - REPLACED_KEPT_SECONDS
+    # By the time of the plan; the newest first.
+    for touched, folder in sorted(((each.touched, each) for each in folders), key=lambda pair: -pair[0]):
+        left = folder.left
+        if left <= planned and touched < before and folder.has_published_nothing:
+            found.append(folder)
+        else:
+            planned |= left
+    return found
 
 
 def _root(lake_root: Folder, pipeline: Pipeline) -> Folder:

@@ -32,6 +32,7 @@ def get_provider_info() -> dict[str, Any]:
                     "tideline_airflow.operators.streaming",
                     "tideline_airflow.operators.topics",
                     "tideline_airflow.operators.traffic",
+                    "tideline_airflow.operators.upkeep",
                 ],
             }
         ],

@@ -21,7 +21,7 @@ from jobs.connectors.fenced import FencedTable, OvertakenError
 from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError, columns_of
 from jobs.connectors.final_topic import tombstones
 from jobs.connectors.ledger import Ledger
-from jobs.connectors.runs import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old
+from jobs.connectors.runs import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old, slices_left
 from jobs.connectors.states import Boundary, Counted, Entry, Header, State
 from jobs.connectors.tries import StagedSlice
 from jobs.pipelines import PIPELINES
@@ -310,6 +310,28 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
             )
 
 
+def test_of_an_outage_the_newest_run_stays_and_those_whose_slices_it_has_planned_go(tmp_path: Path) -> None:
+    """Each schedule leaves a run that died before its audit."""
+    hours_ago = {f"r{number}": 30 - number for number in range(20)}
+    for run in hours_ago:
+        RunFolder.of(tmp_path, SUM, run).begin(plan_of(run, work_of(FIRST.name), work_of(SECOND.name)))
+    for run in ("restated", "audited", "replaced", "under way", "a stage"):
+        RunFolder.of(tmp_path, SUM, run).begin(plan_of(run, work_of(FIRST.name)))
+    RunFolder.of(tmp_path, SUM, "restated").begin(plan_of("restated", work_of("20200101T000000Z")))
+    RunFolder.of(tmp_path, SUM, "audited").decide({FIRST.name: {"passed": False}})
+    RunFolder.of(tmp_path, SUM, "replaced").keep_gone(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
+    (RunFolder.of(tmp_path, SUM, "a stage").path / "plan.json").unlink()
+    for run, hours in {**hours_ago, "restated": 40, "audited": 40, "replaced": 40, "under way": 0.5}.items():
+        moment = time.time() - hours * 3600
+        os.utime(RunFolder.of(tmp_path, SUM, run).path / "plan.json", (moment, moment))
+    before = slices_left(tmp_path, SUM)
+    assert discard_old(tmp_path, SUM) == 19
+    stay = ("r19", "restated", "audited", "replaced", "under way", "a stage")
+    left = {folder.name for folder in (tmp_path / SUM.final_table / "_staging").iterdir()}
+    assert left == {RunFolder.of(tmp_path, SUM, run).path.name for run in stay}
+    assert slices_left(tmp_path, SUM) == before
+
+
 def test_less_than_was_judged_is_not_published(tmp_path: Path) -> None:
     ready(tmp_path)
     next((tmp_path / "staged" / f"slice={FIRST.name}").glob("*.parquet")).unlink()
@@ -474,7 +496,7 @@ def test_a_run_that_nobody_ends_is_given_up_after_a_week(tmp_path: Path, planned
     folder = RunFolder.of(tmp_path, SUM, "r")
     (folder.path / "windows-1" / "slice=a").mkdir(parents=True)
     if planned:
-        folder.begin(plan_of("r"))
+        folder.begin(plan_of("r", work_of(FIRST.name)))
     for days, is_there in ((6, True), (8, False)):
         long_ago = time.time() - days * 24 * 3600
         for path in (folder.path, *folder.path.glob("plan.json")):

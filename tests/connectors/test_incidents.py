@@ -1,6 +1,7 @@
 """An incident is opened, closed and told once each, updated by news only: in a folder and in an object store alike."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -402,3 +403,115 @@ def test_the_failure_of_a_run_is_known_once_it_is_noted(incidents: Incidents) ->
     assert not incidents.knows_failure("recompute_sums", "run 1")
     assert not incidents.knows_failure("recompute", "run 2")
     assert incidents.all() == incidents.untold() == []
+
+
+# -- What was over and told long ago --
+
+DAY = 24.0
+
+
+class Listed(Documents):
+    """Counts how often the names were listed."""
+
+    def __init__(self, documents: Documents) -> None:
+        super().__init__(documents._place)
+        self.listed = 0
+
+    def names(self) -> list[str]:
+        self.listed += 1
+        return super().names()
+
+
+def test_the_names_are_listed_once_for_all_slices_that_are_final(documents: Documents) -> None:
+    listed = Listed(documents)
+    slices = [f"20260101T00{minute:02d}00Z" for minute in range(20)]
+    for name in slices[:2]:
+        Incidents(documents).open(blocked("rolling_sum", name), "total is null")
+    Incidents(listed).close_blocked("rolling_sum", slices)
+    assert listed.listed == 1
+    assert [one.closed for one in Incidents(documents).all()] == [True, True]
+    Incidents(listed).close_blocked("rolling_sum", [])
+    assert listed.listed == 1
+
+
+def test_what_was_over_and_told_long_ago_goes_with_all_its_documents(
+    incidents: Incidents, documents: Documents, clock: Clock
+) -> None:
+    incidents.open(KEY, "no memory")
+    tell(incidents, "smtp", "apprise_1")
+    clock.hour = 2
+    incidents.open(KEY, "no disk")
+    incidents.close(KEY, "it runs")
+    tell(incidents, "smtp")
+    clock.hour = 90 * DAY
+    assert incidents.discard_old(90 * DAY * 3600) == 0
+    clock.hour = 90 * DAY + 3
+    assert incidents.discard_old(90 * DAY * 3600) == 9
+    assert documents.names() == []
+    assert incidents.open(KEY, "no memory")
+    assert due(incidents) == [(KEY, False)]
+
+
+@pytest.mark.parametrize("state", ["open", "closed", "told open"])
+def test_what_is_open_or_not_told_stays(state: str, incidents: Incidents, documents: Documents, clock: Clock) -> None:
+    incidents.open(KEY, "no memory")
+    if state == "closed":
+        incidents.close(KEY, "it runs")
+    elif state == "told open":
+        tell(incidents)
+    before = documents.names()
+    clock.hour = 1000 * DAY
+    assert incidents.discard_old(3600.0) == 0
+    assert documents.names() == before
+
+
+def test_of_one_key_the_old_incidents_go_and_numbers_go_on(
+    incidents: Incidents, documents: Documents, clock: Clock
+) -> None:
+    for clock.hour in (0, 100 * DAY):
+        incidents.open(KEY, f"opened at {clock.hour}")
+        incidents.close(KEY, "it runs")
+        tell(incidents)
+    assert incidents.discard_old(90 * DAY * 3600) == 3
+    assert told(incidents) == [(100 * DAY, 100 * DAY, "it runs", True)]
+    assert incidents.open(KEY, "no disk")
+    assert f"{KEY}-000005" in documents.names()
+    assert due(incidents) == [(KEY, False)]
+
+
+class CutShort(Documents):
+    """After some deletions the process dies."""
+
+    def __init__(self, documents: Documents, deletions: int) -> None:
+        super().__init__(documents._place)
+        self.deletions = deletions
+
+    def delete(self, name: str) -> None:
+        if not self.deletions:
+            raise KeyboardInterrupt
+        self.deletions -= 1
+        super().delete(name)
+
+
+@pytest.mark.parametrize("deletions", range(7))
+@pytest.mark.parametrize("opened_again", [False, True])
+def test_whenever_a_removal_is_cut_short_nothing_is_told_twice_or_taken_for_open(
+    deletions: int, opened_again: bool, incidents: Incidents, documents: Documents, clock: Clock
+) -> None:
+    incidents.open(KEY, "no memory")
+    tell(incidents, "smtp")
+    incidents.close(KEY, "it runs")
+    tell(incidents, "smtp")
+    assert len(documents.names()) == 6
+    clock.hour = 100 * DAY
+    with pytest.raises(KeyboardInterrupt) if deletions < 6 else nullcontext():
+        Incidents(CutShort(documents, deletions)).discard_old(90 * DAY * 3600)
+    assert due(incidents) == []
+    assert incidents.still_open(KEY) == []
+    assert all(one.closed and one.told for one in incidents.all())
+    if opened_again:
+        assert incidents.open(KEY, "no disk")
+        assert due(incidents) == [(KEY, False)]
+    incidents.discard_old(90 * DAY * 3600)
+    assert len(documents.names()) == opened_again
+    assert due(incidents) == [(KEY, False)][:opened_again]

@@ -13,10 +13,13 @@ from deltalake import DeltaTable
 
 from jobs.connectors import fenced, retention, tables
 from jobs.connectors.fenced import OvertakenError, files_of, files_with_sizes, opened
+from jobs.connectors.ledger import Ledger
 from jobs.connectors.tables import Manifest, TableWriter
+from jobs.pipelines import PIPELINES
 from tests.connectors.test_tables import SCHEMA, commit, files_on_disk, note, rows, stage
 
 HOURS = 3600.0
+SUM = PIPELINES["rolling_sum"]
 
 
 @pytest.fixture
@@ -203,3 +206,16 @@ def test_a_table_of_many_commits_is_rewritten_a_few_times_only(path: Path) -> No
     assert sizes[False] < 7 * sizes[True]
     assert len(files_with_sizes(DeltaTable(path))) < 10
     assert rows(path) == list(range(numbers))
+
+
+def test_what_a_writer_that_died_has_staged_goes_a_day_later(tmp_path: Path) -> None:
+    """Of batch tables: those of streams bear the epoch, and the next one removes them."""
+    ledger = Ledger.open(tmp_path, SUM)
+    old, new, run = (ledger.staging / name for name in ("a" * 32, "b" * 32, f"scheduled-{'c' * 32}"))
+    for folder in (old, new, run):
+        plant(folder / "day=2026-01-31" / "rows.parquet")
+    age(old, 25, old)
+    age(run, 25, run)
+    age(new, 23, new)
+    ledger.delete_what_no_reader_needs()
+    assert sorted(ledger.staging.iterdir()) == [new, run]

@@ -43,6 +43,7 @@ def test_the_exact_set_of_dags(parsed: dict[str, Any]) -> None:
         "stream_rolling_sum",
         "stream_rolling_sum_sliding",
         "stream_word_count",
+        "upkeep",
         *(f"{what}_{name}" for what in ("recompute", "account", "check") for name in PIPELINES),
     }
     assert {f"stream_{name}" for name in PIPELINES} < set(parsed["dags"])
@@ -116,6 +117,11 @@ def test_whatever_fails_is_told_and_so_is_its_recovery(parsed: dict[str, Any]) -
 def test_no_dag_makes_something_else_of_what_a_person_types(parsed: dict[str, Any]) -> None:
     """A template that renders to Python makes a number of the reason 2026: `dag.param` keeps every type."""
     assert [dag_id for dag_id, dag in parsed["dags"].items() if dag["renders_to_python"]] == []
+
+
+def test_upkeep_needs_nobody_to_switch_it_on(parsed: dict[str, Any]) -> None:
+    dag = parsed["dags"]["upkeep"]
+    assert (dag["is_paused_upon_creation"], dag["max_active_runs"], dag["deadlines"]) == (False, 1, 1)
 
 
 def test_traffic_is_never_sent_twice(parsed: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from jobs import pipelines
 from jobs.connectors.control import EPOCH_VARIABLE, LOG_VARIABLE, Control
 from jobs.connectors.epochs import LOOP_FAILURES, Attach, Beat, Epoch, Owner, Phase, Receipt, Wait, failures
 from jobs.connectors.incidents import Incidents, crash_loop
+from jobs.logs import BEFORE
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
@@ -153,7 +154,8 @@ class StreamingJobOperator(BaseOperator):
             kafka_conn_id=self.kafka_conn_id,
             conf=self.conf,
         )
-        with log.open("wb") as output:
+        # Appended to: `upkeep` begins a large one anew while the driver writes.
+        with log.open("ab") as output:
             return subprocess.Popen(
                 command,
                 env={**environment, EPOCH_VARIABLE: str(epoch), LOG_VARIABLE: str(log)},
@@ -170,4 +172,5 @@ def _new_log(job: str, epoch: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for old in sorted(folder.glob("*.log"))[: -_KEPT_LOGS + 1]:
         old.unlink()
+        old.with_name(old.name + BEFORE).unlink(missing_ok=True)
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-epoch-{epoch}.log"
