@@ -1,5 +1,6 @@
 """Airflow's database loses the rows of runs that are over, and keeps a stream that has run for months."""
 
+import logging
 import os
 import sqlite3
 import subprocess
@@ -114,6 +115,7 @@ def test_it_is_started_once_a_day_and_nobody_waits_for_it(
             return self.ended
 
     monkeypatch.setattr(database.subprocess, "Popen", Process)
+    caplog.set_level(logging.INFO)
     cleaning = Cleaning()
     cleaning.look()
     assert started == [], "a start of the platform is not slower"
@@ -124,4 +126,6 @@ def test_it_is_started_once_a_day_and_nobody_waits_for_it(
         cleaning.look()
     assert len(started) == 3
     assert started[0][1:] == [sys.executable, "-m", "local.database"]
-    assert caplog.messages == ["cleaning Airflow's database ended with 1"], "a good one is told at INFO"
+    said = [(record.levelno, record.getMessage()) for record in caplog.records]
+    words = "cleaning Airflow's database ended with"
+    assert said == [(logging.INFO, f"{words} 0"), (logging.WARNING, f"{words} 1")]
