@@ -415,11 +415,11 @@ _Link = Annotated[str | None, typer.Option(help="Where people read about it.")]
 def audit(name: str, run: _Run, link: _Link = None) -> None:
     """Judge by Spark what a run has staged: what the task `audit` submits when there are many rows."""
     from jobs import session
-    from jobs.connectors.tries import ending_with_its_task
+    from jobs.connectors.tries import stop_when_task_ends
     from jobs.quality import gate
 
     settings = Settings.from_env()
-    with ending_with_its_task(), session.opened(settings, f"audit {name}") as spark:
+    with stop_when_task_ends(), session.opened(settings, f"audit {name}") as spark:
         gate.examine(settings.lake_root, _pipeline(name), run, spark=spark, link=link)
 
 
@@ -429,9 +429,9 @@ def account(
 ) -> None:
     """Explain how far live was from final, slice by slice: what the task `account` submits."""
     from jobs import account as job
-    from jobs.connectors.tries import ending_with_its_task
+    from jobs.connectors.tries import stop_when_task_ends
 
-    with ending_with_its_task():
+    with stop_when_task_ends():
         job.run(Settings.from_env(), _pipeline(name), run, link)
 
 

@@ -94,16 +94,16 @@ class Lake:
     @contextmanager
     def _ask(self, sql: str, limits: QueryLimits) -> Iterator[Answer]:
         sizes = {"memory_limit": f"{limits.memory_mb}MiB", "threads": str(limits.threads)}
-        with duckdb.connect(config=_SAFE | sizes) as database, _Clock(database, limits, self._last_resort) as clock:
+        with duckdb.connect(config=_SAFE | sizes) as database, _Limiter(database, limits, self._last_resort) as limiter:
             # Not in the configuration: the time zones are loaded a moment after it.
             database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
-            with clock.running():
+            with limiter.running():
                 _require_one_select(database, sql)
                 require_harmless(database, sql)
             names = sorted(set(_WORD.findall(sql.lower())))
-            missing = [name for name in self._needed(names) if not self._define(database, clock, name)]
+            missing = [name for name in self._needed(names) if not self._define(database, limiter, name)]
             try:
-                with clock.running():
+                with limiter.running():
                     reader = database.sql(sql).to_arrow_reader(_BATCH_ROWS)
                     # Most queries that fail do so before their first row: then nothing has been written.
                     first = list(islice(reader, 1))
@@ -114,7 +114,7 @@ class Lake:
             schema = pa.schema(
                 map(pa.Field.with_name, reader.schema, _distinct(reader.schema.names)), reader.schema.metadata
             )
-            batches = chain(first, clock.read(reader))
+            batches = chain(first, limiter.read(reader))
             yield Answer(schema=schema, batches=(batch.rename_columns(schema.names) for batch in batches))
 
     def _hint(self, missing: Sequence[str]) -> str | None:
@@ -132,13 +132,13 @@ class Lake:
             if name in self._relations or name in self._tables:
                 yield name
 
-    def _define(self, database: duckdb.DuckDBPyConnection, clock: "_Clock", name: str) -> bool:
+    def _define(self, database: duckdb.DuckDBPyConnection, limiter: "_Limiter", name: str) -> bool:
         """Make a relation known; False if a table that it needs does not exist."""
         relation = self._relations.get(name)
         if relation:
             if not set(relation.reads) <= _defined(database):
                 return False
-            with clock.running():
+            with limiter.running():
                 database.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {relation.sql}")
             return True
         found = self._rows(name)
@@ -236,7 +236,7 @@ class _UnknownNameError(Refusal):
     """A name in a query is not known to the database."""
 
 
-class _Clock:
+class _Limiter:
     """Stops a database that has computed for too long. What its reader does between two batches is not counted."""
 
     def __init__(

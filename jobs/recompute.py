@@ -14,7 +14,7 @@ from jobs.connectors.events import Landed
 from jobs.connectors.final import INPUTS
 from jobs.connectors.runs import Plan, RunFolder
 from jobs.connectors.spark_files import write_counted
-from jobs.connectors.tries import StagedSlice, Try, ending_with_its_task
+from jobs.connectors.tries import StagedSlice, Try, stop_when_task_ends
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder
 from jobs.pipelines.slices import Slice, runs_of
@@ -41,12 +41,12 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, try_name: str | Non
     own = Try(run=folder.path, name=try_name) if try_name else Try.begin(folder.path, plan.names)
     part = plan.only(own.slices())
     if part.has_windows:
-        with ending_with_its_task(own), session.opened(settings, f"recompute {pipeline.name}") as spark:
-            own.say(stage(spark, settings, pipeline, part, own))
+        with stop_when_task_ends(own), session.opened(settings, f"recompute {pipeline.name}") as spark:
+            own.write_result(stage(spark, settings, pipeline, part, own))
     else:
-        own.say({name: StagedSlice() for name in part.names})
+        own.write_result({name: StagedSlice() for name in part.names})
     if not try_name:
-        folder.take(own.said())
+        folder.take(own.result())
     reach(FailPoint.SLICES_STAGED, 0)
 
 

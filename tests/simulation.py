@@ -318,9 +318,9 @@ def run(world: World, name: str, request: Request | None = None, *, ahead_ms: in
         world.operate("stage: write")
         staged[work.slice] = stage_slice(own, work)
     world.operate("stage: say so")
-    own.say(staged)
+    own.write_result(staged)
     world.operate("stage: take it")
-    folder.take(own.said())
+    folder.take(own.result())
     planning.note(
         world.root, SUM, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work]
     )

@@ -61,8 +61,10 @@ def work(lake: Path, disk: Disk) -> list[str]:
     done("recomputing")
     own = Try.begin(folder.path, PLAN.names)
     publication = finals.staged(own.stage, finals.FIRST, 1)
-    own.say({name: StagedSlice(rows=count, files=files) for name, (count, files) in own.staged_rows(1).items()})
-    folder.take(own.said())
+    own.write_result(
+        {name: StagedSlice(rows=count, files=files) for name, (count, files) in own.staged_rows(1).items()}
+    )
+    folder.take(own.result())
     done("staged")
     Incidents.of(lake).open("a.key", "something")
     done("incident")

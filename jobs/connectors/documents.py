@@ -94,7 +94,7 @@ class Documents:
             if isinstance(document, dict):
                 return document
         if isinstance(self._place, Path):
-            give_up(self._place / name, self._report)
+            keep_copy(self._place / name, self._report)
         return None
 
     def exists(self, name: str) -> bool:
@@ -135,7 +135,7 @@ class Documents:
         return folder
 
 
-def give_up(file: Path, report: Report | None) -> None:
+def keep_copy(file: Path, report: Report | None) -> None:
     """Keep a copy of a file that cannot be read, and tell of it once. A power cut leaves such files."""
     with suppress(OSError):
         content = file.read_bytes()

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from jobs.connectors.documents import UNREADABLE, Report, give_up
+from jobs.connectors.documents import UNREADABLE, Report, keep_copy
 from jobs.connectors.incidents import report_of
 from jobs.connectors.parquet import files_in, read, write
 from jobs.connectors.states import Boundary, Entry, State
@@ -249,7 +249,7 @@ class RunFolder:
             return dict(json.loads(file.read_text())) if file.is_file() else None
         except ValueError:
             if isinstance(file, Path):
-                give_up(file, self.report)
+                keep_copy(file, self.report)
                 file.unlink(missing_ok=True)
             return None
 

@@ -1,7 +1,7 @@
-"""A try: one job that stages rows for a run, in a folder of its own, and says what it has staged when all is written.
+"""A try: one Spark job that stages rows for a run. It writes into its own folder, and writes its result last.
 
-The task that has begun a try takes what it says. A job whose task has died, or begun another try, ends itself; what it
-still writes lies where nobody looks.
+The task that began the try takes its result into the run. If the task dies, or begins another try, the job stops
+itself. Rows that it still writes are not read, because they lie in the folder of the old try.
 """
 
 import json
@@ -29,11 +29,11 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class StagedSlice:
-    """What a try has staged of one slice.
+    """The part of a try's result that is about one slice.
 
-    ``read`` counts the accepted events of the slice; ``expected`` the rows that the transform makes of events, once
-    for each window of the slice into which they fall. Neither comes from the staged rows. ``files`` are relative to
-    the folder of the run.
+    ``read`` counts the accepted events of the slice. ``expected`` counts the rows of the transform, once for each
+    window of the slice into which a row falls. Both are counted from the events, not from the staged rows. ``rows`` and
+    ``files`` describe the staged rows; the files are relative to the folder of the run.
     """
 
     read: int = 0
@@ -51,25 +51,25 @@ class Try:
 
     @classmethod
     def begin(cls, run: Folder, slices: Collection[str]) -> Self:
-        """A new one for some slices of its run; it is under way until the run is begun anew."""
+        """Begin a try for some slices of a run. It is under way until the run begins again."""
         begun = cls(run=run, name=uuid.uuid4().hex)
         write_whole(begun._marker, json.dumps({"slices": list(slices)}).encode())
         return begun
 
     def slices(self) -> list[str]:
-        """What it is to stage."""
+        """The slices that it must stage."""
         if not self.is_under_way:
             raise Refusal(f"try {self.name} in {self.run} is over: its run was begun anew, or its task has given it up")
         return list(json.loads(self._marker.read_text())["slices"])
 
     @property
     def stage(self) -> Folder:
-        """Where its rows go, a folder per slice."""
+        """The folder of its rows, with a folder for each slice."""
         return self.run / f"windows-{self.name}"
 
     @property
     def is_under_way(self) -> bool:
-        """Whether what it says will be heard."""
+        """Whether its task still waits for its result."""
         return self._marker.is_file()
 
     def staged_rows(self, written: int) -> dict[str, tuple[int, tuple[str, ...]]]:
@@ -89,19 +89,19 @@ class Try:
             raise Refusal(f"{written:,} rows were written into {self.stage}, {staged:,} are there: nothing is staged")
         return found
 
-    def say(self, staged: Mapping[str, StagedSlice]) -> None:
-        """All of it is written."""
+    def write_result(self, staged: Mapping[str, StagedSlice]) -> None:
+        """Write the result, after all rows are written."""
         write_whole(self._result, json.dumps({name: asdict(slice_) for name, slice_ in staged.items()}).encode())
 
-    def said(self) -> dict[str, StagedSlice]:
-        """What it has staged."""
+    def result(self) -> dict[str, StagedSlice]:
+        """Each staged slice. Refused if the job ended before it had written all rows."""
         if not self._result.is_file():
-            raise Refusal(f"try {self.name} in {self.run} has said nothing: its job did not come to its end")
+            raise Refusal(f"try {self.name} in {self.run} has no result: its job ended before all rows were written")
         read = json.loads(self._result.read_text())
         return {name: StagedSlice(**{**slice_, "files": tuple(slice_["files"])}) for name, slice_ in read.items()}
 
     def discard(self) -> None:
-        """Remove what it has staged: its job has failed."""
+        """Remove the rows of a job that has failed."""
         remove(self.stage)
         self._marker.unlink(missing_ok=True)
 
@@ -120,16 +120,16 @@ def process_words() -> str:
 
 
 @contextmanager
-def ending_with_its_task(own: Try | None = None, env: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """End this process when the task that waits for it has died, or has given up this try."""
+def stop_when_task_ends(own: Try | None = None, env: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Stop this process if the task that waits for it dies, or gives up this try."""
     over, task = threading.Event(), env.get(TASK_VARIABLE, "")
 
     def look() -> None:
         while not over.wait(_LOOK_SECONDS):
             try:
-                reason = _why_over(task, own)
+                reason = _stop_reason(task, own)
             except Exception:
-                # A store that does not answer says nothing about the try.
+                # The store may not answer for a while. The try may still be under way.
                 log.warning("it cannot be seen whether this try is over", exc_info=True)
                 continue
             if reason:
@@ -145,7 +145,7 @@ def ending_with_its_task(own: Try | None = None, env: Mapping[str, str] = os.env
         watching.join()
 
 
-def _why_over(task: str, own: Try | None) -> str | None:
+def _stop_reason(task: str, own: Try | None) -> str | None:
     owner = Owner(**json.loads(task)) if task else None
     if owner and owner.is_gone():
         return f"the task that waited for it (process {owner.pid}) has died"

@@ -38,27 +38,27 @@ def staged(own: Try, rows: int) -> dict[str, StagedSlice]:
     return {name: StagedSlice(read=rows, expected=rows, rows=count, files=files)}
 
 
-def test_what_an_orphan_says_last_is_not_taken(folder: RunFolder) -> None:
+def test_the_result_of_an_orphan_is_not_taken(folder: RunFolder) -> None:
     orphan = Try.begin(folder.path, [SLICE])
     folder.begin(folder.plan())
     own = Try.begin(folder.path, [SLICE])
-    own.say(staged(own, 3))
+    own.write_result(staged(own, 3))
     # Before the task takes what its own try has said, and after it.
-    orphan.say(staged(orphan, 1))
-    folder.take(own.said())
-    orphan.say({})
+    orphan.write_result(staged(orphan, 1))
+    folder.take(own.result())
+    orphan.write_result({})
     assert (folder.staged() or {})[SLICE].rows == 3
     assert [file.parts[-3] for file in map(Path, map(str, folder.files(SLICE)))] == [f"windows-{own.name}"]
     assert not orphan.is_under_way
 
 
-def test_less_than_was_written_is_not_said(folder: RunFolder) -> None:
+def test_a_result_must_have_all_rows_that_were_written(folder: RunFolder) -> None:
     own = Try.begin(folder.path, [SLICE])
     write(pa.table({"number": [1, 2]}), own.stage / f"slice={SLICE}" / "0.parquet")
     with pytest.raises(Refusal, match=r"3 rows were written into .*, 2 are there"):
         own.staged_rows(3)
-    with pytest.raises(Refusal, match="has said nothing"):
-        own.said()
+    with pytest.raises(Refusal, match="has no result"):
+        own.result()
 
 
 def test_a_try_that_is_over_stages_nothing(folder: RunFolder) -> None:
@@ -72,9 +72,9 @@ def test_a_try_that_is_over_stages_nothing(folder: RunFolder) -> None:
 _JOB = """
 import sys, time
 from pathlib import Path
-from jobs.connectors.tries import Try, ending_with_its_task
+from jobs.connectors.tries import Try, stop_when_task_ends
 own = Try(run=Path(sys.argv[1]), name=sys.argv[2]) if len(sys.argv) > 1 else None
-with ending_with_its_task(own):
+with stop_when_task_ends(own):
     print("at work", flush=True)
     time.sleep(60)
 """
@@ -126,7 +126,7 @@ def test_a_clock_that_is_set_anew_ends_no_job(monkeypatch: pytest.MonkeyPatch) -
     words, boot_time = process_words(), psutil.boot_time()
     monkeypatch.setattr(psutil, "boot_time", lambda: boot_time + 3600)
     monkeypatch.setattr(psutil.Process, "create_time", _shifted(psutil.Process.create_time))
-    assert tries._why_over(words, None) is None
+    assert tries._stop_reason(words, None) is None
 
 
 def _shifted(create_time: Callable[[psutil.Process], float]) -> Callable[[psutil.Process], float]:

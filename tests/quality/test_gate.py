@@ -86,8 +86,8 @@ def staged_words(lake: Path, *, there: int, said: int, inputs: int) -> RunFolder
     schema = pa.schema([*columns_of(WORDS), pa.field(INPUTS, pa.int64())])
     write(pa.Table.from_pylist(rows, schema), own.stage / f"slice={FULL}" / "0.parquet")
     files = (f"{own.stage.name}/slice={FULL}/0.parquet",)
-    own.say({FULL: StagedSlice(read=3, expected=5, rows=said, files=files)})
-    folder.take(own.said())
+    own.write_result({FULL: StagedSlice(read=3, expected=5, rows=said, files=files)})
+    folder.take(own.result())
     return folder
 
 

@@ -131,7 +131,7 @@ class RecomputeOperator(BatchJobOperator):
         events = sum(work.window_events for work in part.work)
         try:
             self.submit("recompute", self.pipeline, "--run", part.run, "--try", own.name, events=events)
-            return own.said()
+            return own.result()
         except BaseException:
             own.discard()
             raise
