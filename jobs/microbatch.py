@@ -107,7 +107,7 @@ class MicroBatches:
             self.lease.check()
             self.announce(files, batch)
         self.reached = batch.note.ends[self.topic]
-        self.table.discard(folder)
+        self.table.discard_stages()
         self.lease.check()
         self.table.tend(self.superseded, batches_kept=self.batches_kept)
 

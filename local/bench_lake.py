@@ -94,7 +94,7 @@ class MadeLake:
                 _write(_rows(database, query, schema), folder, drop="hour")
                 writer.commit(Manifest.of(stage), self._note(INGEST, batch, total, total + count))
                 writer.tend()
-                writer.discard(stage)
+                writer.discard_stages()
                 total += count
         return total // partitions
 
@@ -115,7 +115,7 @@ class MadeLake:
                 _write(about, stage / f"slice={BATCHES_SLICE}", drop="slice")
                 writer.commit(Manifest.of(stage), self._note(PIPELINE.name, batch, batch, batch + 1))
                 writer.tend()
-                writer.discard(stage)
+                writer.discard_stages()
 
     def make_final(self, slices: Sequence[Slice], *, keys: int, as_of_ms: int, end: int = 0) -> None:
         """Publish slices, each with a window a second for so many keys; the ledger says so, too."""

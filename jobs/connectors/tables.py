@@ -214,9 +214,9 @@ class TableWriter(FencedTable):
         self._adapts = False
         return [self.path / action.path for action in added]
 
-    def discard(self, stage: Folder) -> None:
-        """Remove what is left of a stage."""
-        remove(stage)
+    def discard_stages(self) -> None:
+        """Remove this writer's stages, of which one is in use at a time. In a bucket no mark of their folder stays."""
+        remove(self._stages)
 
     def _say(
         self,
