@@ -165,6 +165,7 @@ def _commit(
 ) -> dict[str, str]:
     """One commit per group of touching slices; why not, for those that another run has published meanwhile."""
     refused: dict[str, str] = {}
+    files = folder.files_by_slice()
     there = final.headers({name[:8] for name in headers})
     mine = {n for n, h in headers.items() if n in there and (there[n].run, there[n].version) == (h.run, h.version)}
     wanted = [slice_named(pipeline, name) for name in headers if name not in mine]
@@ -173,7 +174,7 @@ def _commit(
         for name in (slice_.name for slice_ in group):
             try:
                 final.require_version(there.get(name), headers[name])
-                publications.append(Publication(header=headers[name], files=folder.files(name)))
+                publications.append(Publication(header=headers[name], files=files(name)))
                 if name in there:
                     _keep_gone(lake_root, pipeline, final, there[name], headers[name].run)
             except PublishedMeanwhileError as error:

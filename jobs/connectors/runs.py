@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -159,7 +159,7 @@ class RunFolder:
         read = self._read("staged")
         if read is None or "slices" not in read:
             return None
-        return {n: StagedSlice(**{**slice_, "files": tuple(slice_["files"])}) for n, slice_ in read["slices"].items()}
+        return {name: StagedSlice.of(slice_) for name, slice_ in read["slices"].items()}
 
     def failed(self) -> dict[str, str]:
         """Why some slices could not be computed."""
@@ -172,11 +172,19 @@ class RunFolder:
 
     def files(self, slice_: str) -> tuple[Folder, ...]:
         """The staged files of a slice."""
-        found = (self.staged() or {}).get(slice_)
-        if found is None and (earlier := (self._read("staged") or {}).get("windows")):
-            # A run of an earlier version, of which a person may approve a blocked slice.
-            return tuple(files_in(self.path / str(earlier) / f"slice={slice_}"))
-        return tuple(self.path / file for file in found.files) if found else ()
+        return self.files_by_slice()(slice_)
+
+    def files_by_slice(self) -> Callable[[str], tuple[Folder, ...]]:
+        """The staged files of each slice that is asked for. The document is read once: a run may have thousands."""
+        staged, earlier = self.staged() or {}, (self._read("staged") or {}).get("windows")
+
+        def files(slice_: str) -> tuple[Folder, ...]:
+            if earlier:
+                # A run of an earlier version, of which a person may approve a blocked slice.
+                return tuple(files_in(self.path / str(earlier) / f"slice={slice_}"))
+            return tuple(self.path / file for file in staged[slice_].files) if slice_ in staged else ()
+
+        return files
 
     def decide(self, verdicts: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the audit's verdicts, slice by slice."""

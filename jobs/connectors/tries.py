@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 from jobs.connectors.control import end_this_process
 from jobs.connectors.epochs import Owner
@@ -40,6 +40,11 @@ class StagedSlice:
     expected: int = 0
     rows: int = 0
     files: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read it back from JSON, which knows no tuples."""
+        return cls(**{**document, "files": tuple(document["files"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +103,7 @@ class Try:
         if not self._result.is_file():
             raise Refusal(f"try {self.name} in {self.run} has no result: its job ended before all rows were written")
         read = json.loads(self._result.read_text())
-        return {name: StagedSlice(**{**slice_, "files": tuple(slice_["files"])}) for name, slice_ in read.items()}
+        return {name: StagedSlice.of(slice_) for name, slice_ in read.items()}
 
     def discard(self) -> None:
         """Remove the rows of a job that has failed."""

@@ -1,7 +1,7 @@
 """The audit of a run: its staged rows against the pipeline's checks; what fails is blocked, and an incident."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
 from statistics import median
@@ -58,7 +58,8 @@ def examine(
     said = str(docs).removeprefix(f"{lake_root}/")
     now_ms = round(time.time() * 1000)
     planning.note(lake_root, pipeline, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=said) for w in plan.work))
-    rows = {name: _dataset(pipeline, folder, name) for name in plan.names}
+    files = folder.files_by_slice()
+    rows = {name: _dataset(pipeline, files(name)) for name in plan.names}
     _require_all(folder, staged, rows)
     page.discard_old(docs.parent, KEPT_SECONDS)
     verdicts = _judge(lake_root, pipeline, plan, rows, staged, docs, spark)
@@ -124,8 +125,8 @@ def _judge(
     return audit(pipeline, windows, facts, run=plan.run, docs=docs)
 
 
-def _dataset(pipeline: Pipeline, folder: RunFolder, slice_: str) -> ds.Dataset:
-    places = [arrow_place(file) for file in folder.files(slice_)]
+def _dataset(pipeline: Pipeline, files: Sequence[Folder]) -> ds.Dataset:
+    places = [arrow_place(file) for file in files]
     columns = columns_of(pipeline).append(pa.field(INPUTS, pa.int64()))
     if not places:
         return ds.dataset(columns.empty_table())
