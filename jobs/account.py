@@ -18,13 +18,14 @@ from pyspark.sql import functions as F
 from jobs import session
 from jobs.connectors.drift import Accounts, Live, Taken, ask_to_prune, final_files, pruned_before
 from jobs.connectors.events import Landed
+from jobs.connectors.events_needed import say_needed
 from jobs.connectors.final import TIME, FinalTable
 from jobs.connectors.incidents import Incidents, unexplained
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import writing
-from jobs.connectors.states import Counted, Header
+from jobs.connectors.states import Counted, Header, first_whole, has_events, removed, tide_line
 from jobs.folders import Folder
-from jobs.pipelines.slices import slice_at, slice_named
+from jobs.pipelines.slices import slice_at, slice_named, start_ms_of
 from jobs.pipelines.spec import Pipeline, WindowKind
 from jobs.recompute import read_events
 from jobs.refusal import Refusal
@@ -99,6 +100,7 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
     else:
         _tell(settings.lake_root, pipeline, accounts, link)
     _prune(settings, pipeline, seen, accounts)
+    _say_needed(settings.lake_root, pipeline, seen, accounts)
 
 
 def _see(lake_root: Folder, pipeline: Pipeline, accounts: Accounts) -> Seen | None:
@@ -143,6 +145,9 @@ def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
     earlier = any(slice_ == header.slice for slice_, _ in seen.accounted)
     if earlier and header.slice < seen.pruned_before:
         return "its live rows were pruned after the account of an earlier version"
+    landed_from_ms = seen.landed.from_ms if seen.landed else 0
+    if not has_events(pipeline, slice_named(pipeline, header.slice), landed_from_ms):
+        return removed(pipeline.source, landed_from_ms)
     if seen.batches_since and _earliest(pipeline, [header]) < seen.batches_since:
         return f"rows about micro-batches before {seen.batches_since:%FT%TZ} were removed: they were older than needed"
     return None
@@ -339,3 +344,21 @@ def _prune(settings: Settings, pipeline: Pipeline, seen: Seen, accounts: Account
     superseded = {name for name in there if name < before and name in ready}
     if superseded:
         ask_to_prune(settings.lake_root, pipeline, before, superseded)
+
+
+def _say_needed(lake_root: Folder, pipeline: Pipeline, seen: Seen, accounts: Accounts) -> None:
+    """Which events accounts still need: from the first slice on that is not final and accounted for."""
+    done = accounts.done()
+    ready = {name for name, header in seen.headers.items() if (name, header.version) in done}
+    starts = [start_ms_of(name) for name in sorted(seen.headers)[:1]]
+    first_ms = seen.landed.first_ms() if seen.landed else None
+    if seen.landed and first_ms is not None:
+        starts.append(first_whole(pipeline, first_ms, seen.landed.from_ms).start_ms)
+    to_ms = accounted_to(pipeline, min(starts, default=0), ready)
+    say_needed(lake_root, pipeline.account_job, to_ms - pipeline.window.look_back_ms)
+
+
+def accounted_to(pipeline: Pipeline, from_ms: int, ready: Collection[str]) -> int:
+    """Up to when every slice from a moment on is final and accounted for."""
+    line_ms = tide_line(pipeline, from_ms, ready)
+    return from_ms if line_ms is None else line_ms
