@@ -5,6 +5,7 @@ a change of metadata, and which slices are final is known from a few files.
 """
 
 import json
+import logging
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,28 +13,37 @@ from itertools import islice, takewhile
 from typing import Any, Self
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from jobs.connectors.delta_log import keep_entry
-from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, dataset, files_with_sizes, opened, value_of
+from jobs.connectors.fenced import (
+    HOUR_SECONDS,
+    Action,
+    FencedTable,
+    OvertakenError,
+    dataset,
+    files_with_sizes,
+    opened,
+    value_of,
+)
 from jobs.connectors.parquet import footer, read, write
 from jobs.connectors.states import Header
 from jobs.folders import Folder
 from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
 from jobs.refusal import Refusal
+from jobs.settings import KeptDays
+
+log = logging.getLogger(__name__)
 
 TIME = pa.timestamp("us", tz="UTC")
 # Beside the columns of the table a staged file says of each window how many rows of the transform it was made of.
 INPUTS = "_inputs"
 # Its files are kept for weeks, in a folder per slice: listing them every hour would find little.
 _DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
-_PROPERTIES = {
-    # As long as a slice can be rolled back.
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 30 days",
-    "delta.checkpointInterval": "50",
-}
+_PROPERTIES = {"delta.checkpointInterval": "50"}
+# They say how long a slice can be rolled back.
+_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
 
 
@@ -101,10 +111,14 @@ class FinalTable(FencedTable):
 
     @classmethod
     def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """To write: the table is made if need be, and gets the columns that a changed definition adds."""
-        path = lake_root / pipeline.final_table
-        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES)
+        """To write: the table is made if need be, and gets the columns that a changed definition adds.
+
+        It also follows the setting that says how long versions of slices are kept.
+        """
+        path, kept = lake_root / pipeline.final_table, _retention()
+        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES | kept)
         adapt(table, schema_of(pipeline), path)
+        follow(table, kept, path)
         return cls(pipeline, path, table)
 
     @classmethod
@@ -236,6 +250,24 @@ class FinalTable(FencedTable):
                 replaced = number
         # The commit that brought it is out of the log: it was there until it was replaced.
         return None if replaced is None else replaced - 1
+
+
+def _retention() -> dict[str, str]:
+    return dict.fromkeys(_RETENTION, f"interval {KeptDays.from_env().final_versions} days")
+
+
+def follow(table: DeltaTable, wanted: Mapping[str, str], path: Folder) -> None:
+    """Give a table these properties, by a commit that fails if another writer has committed meanwhile."""
+    there = table.metadata().configuration
+    changed = {name: value for name, value in wanted.items() if there.get(name) != value}
+    if not changed:
+        return
+    try:
+        table.alter.set_table_properties(changed, commit_properties=CommitProperties(max_commit_retries=0))
+    except CommitFailedError as error:
+        raise OvertakenError(f"another writer has committed to {path}: this one ends") from error
+    keep_entry(path, table.version())
+    log.info("%s has new properties: %s", path.name, changed)
 
 
 def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
