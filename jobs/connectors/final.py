@@ -135,6 +135,12 @@ class FinalTable(FencedTable):
         folders = {value_of(file) for file, _ in self._all_files() if file.startswith(f"slice={HEADERS_SLICE}")}
         return sorted(folder.removeprefix(HEADERS_SLICE) for folder in folders)
 
+    def days_changed_since(self, ms: int) -> set[str]:
+        """The days of which a slice was published since a moment, by the log alone."""
+        actions = pa.table(self._table.get_add_actions(flatten=True)).select(["path", "modification_time"]).to_pylist()
+        values = {value_of(action["path"]) for action in actions if action["modification_time"] >= ms}
+        return {value.removeprefix(HEADERS_SLICE) for value in values if value.startswith(HEADERS_SLICE)}
+
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
         """Of every final slice, or of those that begin on one of these days."""
         wanted = self.days() if days is None else days

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs import ingest
-from jobs.account import accounted_to
 from jobs.connectors import event_hours, tables
+from jobs.connectors.accounted import accounted_to
 from jobs.connectors.control import Control, Lease
 from jobs.connectors.epochs import Receipt
 from jobs.connectors.event_hours import KeptEvents
