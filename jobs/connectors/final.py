@@ -24,7 +24,9 @@ from jobs.connectors.fenced import (
     OvertakenError,
     dataset,
     files_with_sizes,
+    files_written_since,
     opened,
+    rows_by_partition,
     value_of,
 )
 from jobs.connectors.parquet import footer, read, write
@@ -135,11 +137,15 @@ class FinalTable(FencedTable):
         folders = {value_of(file) for file, _ in self._all_files() if file.startswith(f"slice={HEADERS_SLICE}")}
         return sorted(folder.removeprefix(HEADERS_SLICE) for folder in folders)
 
-    def days_changed_since(self, ms: int) -> set[str]:
-        """The days of which a slice was published since a moment, by the log alone."""
-        actions = pa.table(self._table.get_add_actions(flatten=True)).select(["path", "modification_time"]).to_pylist()
-        values = {value_of(action["path"]) for action in actions if action["modification_time"] >= ms}
-        return {value.removeprefix(HEADERS_SLICE) for value in values if value.startswith(HEADERS_SLICE)}
+    def slices_by_day(self) -> dict[str, int]:
+        """How many slices are final, by the day on which they begin. By the log alone."""
+        rows = rows_by_partition(self._table)
+        return {v.removeprefix(HEADERS_SLICE): count for v, count in rows.items() if v.startswith(HEADERS_SLICE)}
+
+    def days_changed_since(self, time_ms: int) -> set[str]:
+        """The days of which a slice was published since a moment. By the log alone."""
+        files = files_written_since(self._table, time_ms)
+        return {value_of(f).removeprefix(HEADERS_SLICE) for f in files if value_of(f).startswith(HEADERS_SLICE)}
 
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
         """Of every final slice, or of those that begin on one of these days."""

@@ -1,6 +1,5 @@
 """What becomes of a slice: when it is closed, whether it is due, and why. Decisions only, on plain data."""
 
-from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -8,6 +7,7 @@ from typing import Self
 
 import msgspec
 
+from jobs.connectors.days import DAY_MS, day_of
 from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between, start_ms_of
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 from jobs.times import iso
@@ -183,6 +183,7 @@ class Survey:
     # Asked for, but not closed: with the sentence.
     refused: Mapping[Slice, str]
     blocked: tuple[Slice, ...]
+    # Of those that were looked at: there may be older ones.
     outdated: tuple[Slice, ...]
     # Published, but a run died before it told the ledger and the topic.
     untold: tuple[str, ...]
@@ -193,17 +194,19 @@ class Known:
     """What tables and topic say when a plan is made."""
 
     now_ms: int
-    # Of the events that are there; those before ``events_from_ms`` were removed, since they were old.
+    # Of the first whole slice of landed events, or of the first final slice.
     first_ms: int | None
     topic: Topic
     landed: Mapping[int, int]
+    # Of the days that may have something to do, and of slices that are asked for, were left or have late events.
     headers: Mapping[str, Header]
     entries: Mapping[str, Entry]
+    line_ms: int | None = None
     # Late events of final slices since the last plan, and those of them that had come in time.
     late: Mapping[str, int] = field(default_factory=dict)
     in_time: Mapping[str, int] = field(default_factory=dict)
-    # Slices before it are final, and nothing that can be landed touches them: only a request takes them.
-    since_ms: int = 0
+    # Days in which any slice may be due. In others all are final: only a request, an event or a dead run takes one.
+    days: Collection[str] | None = None
     # Final slices of runs that have not ended, wherever they are.
     left: Collection[str] = ()
     # Final slices of which the ledger says just that, and nothing else: they are in no entries.
@@ -248,26 +251,13 @@ def needed_from_ms(pipeline: Pipeline, known: Known, surveyed: Survey, open_: Co
     All that arrived before the tide line is landed. What arrives later is rejected if it is older than the horizon, so
     slices before that are computed for good. ``open_``: the names of slices that wait for a person, or for a run.
     """
-    first = begin(pipeline, known)
-    if first is None:
+    if known.first_ms is None:
         return 0
-    line = first if surveyed.tide_line_ms is None else surveyed.tide_line_ms
+    line = known.first_ms if surveyed.tide_line_ms is None else surveyed.tide_line_ms
     oldest = line - pipeline.source.horizon_hours * HOUR_MS - CLOCK_SKEW_MS - pipeline.window.reach_ms
     slices = [*(due.slice for due in surveyed.due), *surveyed.waiting, *surveyed.blocked]
     starts = [slice_at(pipeline, max(0, oldest)).start_ms, *(slice_.start_ms for slice_ in slices)]
     return min([*starts, *map(start_ms_of, open_)]) - pipeline.window.look_back_ms
-
-
-def begin(pipeline: Pipeline, known: Known) -> int | None:
-    """Where the first slice begins of which there is anything; none if nothing ever was.
-
-    Of events alone it is the first whole slice: when old events are removed, a part of a slice may be left.
-    """
-    starts = []
-    if known.first_ms is not None:
-        starts.append(first_whole(pipeline, known.first_ms, known.events_from_ms).start_ms)
-    starts += [slice_named(pipeline, min(known.headers)).start_ms] if known.headers else []
-    return min(starts, default=None)
 
 
 def first_whole(pipeline: Pipeline, first_ms: int, events_from_ms: int) -> Slice:
@@ -279,13 +269,16 @@ def first_whole(pipeline: Pipeline, first_ms: int, events_from_ms: int) -> Slice
 
 
 def over(pipeline: Pipeline, known: Known) -> list[Slice]:
-    """Every slice since the first event whose time has come, and that may be due."""
-    first = begin(pipeline, known)
-    last = known.now_ms - closes_at(pipeline, Slice(0, 0)) - pipeline.slice_seconds * 1000
-    if first is None:
+    """Every slice whose time has come, of the days that may have one to do."""
+    if known.first_ms is None:
         return []
-    recent = slices_between(pipeline, max(first, known.since_ms), last + 1)
-    return [slice_ for slice_ in recent if slice_.start_ms >= known.since_ms]
+    first = slice_at(pipeline, known.first_ms).start_ms
+    end = known.now_ms - closes_at(pipeline, Slice(0, 0)) - pipeline.slice_seconds * 1000 + 1
+    if known.days is None:
+        return slices_between(pipeline, first, end)
+    starts = (at for at in range(first - first % DAY_MS, end, DAY_MS) if day_of(at) in known.days)
+    spans = ((max(first, at), min(end, at + DAY_MS)) for at in starts)
+    return [slice_ for from_, to in spans for slice_ in slices_between(pipeline, from_, to) if slice_.start_ms >= from_]
 
 
 def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> Survey:
@@ -330,29 +323,15 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
         refused |= {s: f"ingest has yet to land {b.missing(known.landed)}" for s, b in waiting.items()}
     looked_up = known.headers if known.with_entries is None else known.with_entries
     return Survey(
-        tide_line_ms=tide_line(pipeline, begin(pipeline, known), known.headers),
+        tide_line_ms=known.line_ms,
         due=tuple(due),
         waiting=waiting,
         taken=taken,
         refused=refused,
         blocked=tuple(s for s in candidates if _state(known, s) is State.BLOCKED),
-        outdated=_outdated(pipeline, known),
+        outdated=outdated_slices(pipeline, known.headers, known.events_from_ms),
         untold=tuple(name for name in looked_up if _is_untold(known.headers[name], known.entries.get(name))),
     )
-
-
-def tide_line(pipeline: Pipeline, first_ms: int | None, headers: Collection[str]) -> int | None:
-    """The end of the last slice up to which every slice from the first on is final; none if the first is not."""
-    if first_ms is None:
-        return None
-    first, length = slice_at(pipeline, first_ms), pipeline.slice_seconds * 1000
-    names = sorted(name for name in headers if name >= first.name)
-
-    def is_behind_a_gap(place: int) -> bool:
-        return slice_named(pipeline, names[place]).start_ms > first.start_ms + place * length
-
-    whole = bisect_left(range(len(names)), True, key=is_behind_a_gap)
-    return first.start_ms + whole * length if whole else None
 
 
 def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
@@ -361,8 +340,14 @@ def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
 
 
 def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
-    """Whether a run is at work on the next version: below a line of this one nobody would find what it leaves."""
-    return entry is not None and entry.version > computed.version
+    """Whether a run is at work on the next version, or another has made this one final.
+
+    Below a line of this run nobody would find what the other leaves.
+    """
+    if entry is None:
+        return False
+    is_final_by_another = entry.state is State.FINAL and entry.run != computed.run
+    return entry.version > computed.version or (entry.version == computed.version and is_final_by_another)
 
 
 def reconciled(header: Header, entry: Entry | None) -> Entry:
@@ -456,11 +441,11 @@ def _state(known: Known, slice_: Slice) -> State | None:
     return entry.state if entry else None
 
 
-def _outdated(pipeline: Pipeline, known: Known) -> tuple[Slice, ...]:
-    """Those that can be computed anew: an older definition made them."""
-    names = sorted(name for name, header in known.headers.items() if header.fingerprint != pipeline.fingerprint)
+def outdated_slices(pipeline: Pipeline, headers: Mapping[str, Header], events_from_ms: int) -> tuple[Slice, ...]:
+    """Those that are final by an older definition, and can be computed anew."""
+    names = sorted(name for name, header in headers.items() if header.fingerprint != pipeline.fingerprint)
     slices = (slice_named(pipeline, name) for name in names)
-    return tuple(slice_ for slice_ in slices if has_events(pipeline, slice_, known.events_from_ms))
+    return tuple(slice_ for slice_ in slices if has_events(pipeline, slice_, events_from_ms))
 
 
 def _is_untold(header: Header, entry: Entry | None) -> bool:
@@ -477,8 +462,7 @@ def _why_not(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
         return why
     if not has_events(pipeline, slice_, known.events_from_ms):
         return removed(pipeline.source, known.events_from_ms)
-    first = begin(pipeline, known)
-    if first is None or slice_.start_ms < first:
+    if known.first_ms is None or slice_.end_ms <= known.first_ms:
         # To publish it would make every slice from there on due.
         return "no event was ever landed so early"
     return None
