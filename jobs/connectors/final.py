@@ -16,11 +16,22 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from jobs.connectors.delta_log import keep_entry
-from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, dataset, files_with_sizes, opened, value_of
+from jobs.connectors.fenced import (
+    HOUR_SECONDS,
+    Action,
+    FencedTable,
+    OvertakenError,
+    dataset,
+    files_with_sizes,
+    files_written_since,
+    opened,
+    rows_by_partition,
+    value_of,
+)
 from jobs.connectors.folding import Fold, Stored, by_day, due, of_day, stored, within, write_folded, write_without
 from jobs.connectors.parquet import footer, read, write
 from jobs.connectors.states import Header
@@ -28,6 +39,7 @@ from jobs.folders import Folder
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
 from jobs.refusal import Refusal
+from jobs.settings import KeptDays
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +50,9 @@ INPUTS = "_inputs"
 _DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
 # After an upgrade a year of slices is to be folded: the rest waits for the next turns.
 _FOLD_SECONDS = 20.0
-_PROPERTIES = {
-    # As long as a slice can be rolled back.
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 30 days",
-    "delta.checkpointInterval": "50",
-}
+_PROPERTIES = {"delta.checkpointInterval": "50"}
+# They say how long a slice can be rolled back.
+_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
 
 
@@ -112,10 +121,14 @@ class FinalTable(FencedTable):
 
     @classmethod
     def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """To write: the table is made if need be, and gets the columns that a changed definition adds."""
-        path = lake_root / pipeline.final_table
-        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES)
+        """To write: the table is made if need be, and gets the columns that a changed definition adds.
+
+        It also follows the setting that says how long versions of slices are kept.
+        """
+        path, kept = lake_root / pipeline.final_table, _retention()
+        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES | kept)
         adapt(table, schema_of(pipeline), path)
+        follow(table, kept, path)
         return cls(pipeline, path, table)
 
     @classmethod
@@ -131,6 +144,16 @@ class FinalTable(FencedTable):
         """The days on which final slices begin, in order."""
         folders = {value_of(file) for file, _ in self._all_files() if file.startswith(f"slice={HEADERS_SLICE}")}
         return sorted(folder.removeprefix(HEADERS_SLICE) for folder in folders)
+
+    def slices_by_day(self) -> dict[str, int]:
+        """How many slices are final, by the day on which they begin. By the log alone."""
+        rows = rows_by_partition(self._table)
+        return {v.removeprefix(HEADERS_SLICE): count for v, count in rows.items() if v.startswith(HEADERS_SLICE)}
+
+    def days_changed_since(self, time_ms: int) -> set[str]:
+        """The days of which a slice was published since a moment. By the log alone."""
+        files = files_written_since(self._table, time_ms)
+        return {value_of(f).removeprefix(HEADERS_SLICE) for f in files if value_of(f).startswith(HEADERS_SLICE)}
 
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
         """Of every final slice, or of those that begin on one of these days."""
@@ -327,6 +350,24 @@ class FinalTable(FencedTable):
                 newest = number - 1
         # The commit that brought it is out of the log: it was there until it was replaced.
         return newest
+
+
+def _retention() -> dict[str, str]:
+    return dict.fromkeys(_RETENTION, f"interval {KeptDays.from_env().final_versions} days")
+
+
+def follow(table: DeltaTable, wanted: Mapping[str, str], path: Folder) -> None:
+    """Give a table these properties, by a commit that fails if another writer has committed meanwhile."""
+    there = table.metadata().configuration
+    changed = {name: value for name, value in wanted.items() if there.get(name) != value}
+    if not changed:
+        return
+    try:
+        table.alter.set_table_properties(changed, commit_properties=CommitProperties(max_commit_retries=0))
+    except CommitFailedError as error:
+        raise OvertakenError(f"another writer has committed to {path}: this one ends") from error
+    keep_entry(path, table.version())
+    log.info("%s has new properties: %s", path.name, changed)
 
 
 def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
