@@ -14,6 +14,7 @@ from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.clock import check_clock
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import TopicState, admin, latest, require
+from jobs.connectors.room import Room
 from jobs.connectors.spark_files import write_counted
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import TableWriter, last_note
@@ -81,6 +82,7 @@ def _run_queries(
             topic_id=begin.topic.topic_id,
             begins=begin.reached,
             stage=_stage,
+            room=Room.of(settings.lake_root),
         )
         writer = events.writeStream.queryName(f"{INGEST} {source.name}").foreachBatch(batches)
         writer = writer.option("checkpointLocation", str(checkpoint.path))

@@ -111,6 +111,11 @@ class KeptDays:
         )
 
 
+def reserve_bytes(env: Mapping[str, str] | None = None) -> int:
+    """How much of the lake's disk must be free before something is begun: `LAKE_RESERVE_MB`."""
+    return whole_number(environment(env), "LAKE_RESERVE_MB", 500) * 1_000_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a job needs to know about the place it runs in."""

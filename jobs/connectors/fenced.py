@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import SubTreeFileSystem
 
@@ -103,9 +103,13 @@ class FencedTable:
             self._table.create_write_transaction(
                 list(actions), mode, self._schema, [self._partition], commit_properties=signed
             )
-        except CommitFailedError as error:
+        except (DeltaError, OSError) as error:
             if not self._is_there(attempt):
+                if not isinstance(error, CommitFailedError):
+                    raise
                 raise OvertakenError(f"another writer has committed to {self.path}: this one ends") from error
+            # As when the disk has room for the commit, but not for the checkpoint of the log that follows it.
+            log.warning("%s has the commit, but what follows it failed: %s", self.path, error)
         self._see_own_commit()
 
     def words(self) -> Iterator[tuple[int, dict[str, Any]]]:
