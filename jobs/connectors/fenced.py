@@ -266,6 +266,20 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
         return table
 
 
+def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
+    """Give a table these properties, by a commit that fails if another writer has committed meanwhile."""
+    there = table.metadata().configuration
+    changed = {name: value for name, value in properties.items() if there.get(name) != value}
+    if not changed:
+        return
+    try:
+        table.alter.set_table_properties(changed, commit_properties=CommitProperties(max_commit_retries=0))
+    except CommitFailedError as error:
+        raise OvertakenError(f"another writer has committed to {path}: this one ends") from error
+    keep_entry(path, table.version())
+    log.info("%s has new properties: %s", path.name, changed)
+
+
 def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:
     """What is in a table now, to be read: its files and their partitions, but not the log's statistics of them.
 
