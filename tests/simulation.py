@@ -138,7 +138,7 @@ class FinalModel:
     def staged(self) -> Iterator[Path]:
         yield self.world.root / "stage"
 
-    def tend(self) -> None:
+    def tend(self, check: Callable[[], None], now_ms: int) -> None:
         """Files have no part in the protocol."""
 
     def publish(self, publications: Sequence[Publication]) -> None:
