@@ -24,11 +24,13 @@ from jobs.connectors.events_needed import EVENTS_NEEDED, first_needed_ms, needed
 from jobs.connectors.fenced import OvertakenError, files_with_sizes, value_of
 from jobs.connectors.final import FinalTable, Publication
 from jobs.connectors.plan_inputs import line_of
+from jobs.connectors.planning import outdated
 from jobs.connectors.states import CLOCK_SKEW_MS, Known, Request, Topic, needed_from_ms, survey
 from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at, slices_between
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Window
+from jobs.refusal import Refusal
 from tests.connectors.test_states import header
 from tests.test_query import EVENTS
 
@@ -155,6 +157,12 @@ def test_one_clock_that_is_wrong_removes_nothing(events: Events, monkeypatch: py
     events.land(NOON_MS, now_ms=NOON_MS + (year_ms if ahead == "broker" else 0))
     events.remove_old()
     assert events.hours == {hour_of(NOON_MS)}
+
+
+def test_a_table_without_rows_has_nothing_that_is_old(events: Events) -> None:
+    events.writer.commit(Manifest.of(events.writer.new_stage()), events.note())
+    events.remove_old()
+    assert (events.hours, events.from_ms) == (set(), 0)
 
 
 def test_one_turn_removes_the_oldest_only_and_the_next_goes_on(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +293,25 @@ def test_a_slice_whose_events_are_gone_is_refused_and_never_due() -> None:
     assert [item.slice for item in asked.due] == [whole]
     sentence = "events of 'numbers' before 2026-05-18T11:00:00.000Z were removed: they are kept for events_kept_days=2"
     assert asked.refused == {gone: sentence, part: sentence}
+
+
+def test_of_slices_that_are_outdated_those_with_events_are_taken_and_none_is_passed_over_alone(events: Events) -> None:
+    hours = pipeline(slice_seconds=3600)
+    old, young = slice_at(hours, NOON_MS - 3 * DAY_MS), slice_at(hours, NOON_MS - DAY_MS)
+    made_before = replace(header(old), slice_seconds=3600, rows=0, fingerprint="before")
+
+    def publish(*slices: Slice) -> None:
+        final = FinalTable.open(events.lake, hours)
+        final.publish([Publication(header=replace(made_before, slice=s.name), files=()) for s in slices])
+
+    events.land(old.start_ms, NOON_MS)
+    publish(old)
+    assert outdated(events.lake, hours) == (old,)
+    events.remove_old()
+    with pytest.raises(Refusal, match=r"events of 'numbers' before .* were removed"):
+        outdated(events.lake, hours)
+    publish(young)
+    assert outdated(events.lake, hours) == (young,)
 
 
 # -- A model: random lakes --
