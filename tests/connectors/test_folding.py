@@ -268,7 +268,9 @@ def test_a_version_that_was_folded_long_ago_is_read_as_it_was_folded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that is seldom written keeps its log for longer than the files that a fold has replaced."""
-    monkeypatch.setitem(final_module._PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    monkeypatch.setattr(
+        final_module, "_retention", lambda: {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
+    )
     publish(tmp_path, AN_HOUR[:2], 1).tend(never, HOURS_LATER)
     table = FinalTable.open(tmp_path, SUM)
     table.delete_what_no_reader_needs()
