@@ -1,6 +1,6 @@
 """A year of 1-minute slices, simulated: do plans, pages, queries, memory and the disk stay as they were after a month?
 
-Three pipelines and their two sources are written by a process each, one on each core. Then the lake is looked at by
+Three pipelines and their two sources are written by a process each. Then the lake is looked at by
 processes of their own, while nobody writes.
 """
 
@@ -121,34 +121,42 @@ def run(
     end_ms = int(time.time() * 1000) // DAY_MS * DAY_MS
     begin_ms, points = end_ms - days * DAY_MS, list[Point]()
     with ExitStack() as stack:
-        writers = [
-            stack.enter_context(_Process(settings, kind, begin_ms)) for kind in _writers(settings, chosen, begin_ms)
-        ]
+        first, others = (
+            [stack.enter_context(_Process(settings, kind, begin_ms)) for kind in kinds]
+            for kinds in _writers(settings, chosen)
+        )
         for last, day in zip([0, *points_of(days)], points_of(days), strict=False):
             began = time.monotonic()
             report(f"year: days {last + 1} to {day} are written")
-            files = _live_until(writers, begin_ms + last * DAY_MS, begin_ms + day * DAY_MS, cadence)
+            span = begin_ms + last * DAY_MS, begin_ms + day * DAY_MS
+            files = _live_until(first, others, *span, cadence)
             seconds = time.monotonic() - began
             report(f"year: day {day} is looked at")
-            points.append(_look(settings, chosen, day, begin_ms + day * DAY_MS, files, rounds, seconds))
+            points.append(_look(settings, chosen, day, span[1], files, rounds, seconds))
     return Year(points=tuple(points), cadence=cadence, pipelines=tuple(pipelines), rounds=rounds)
 
 
-def _live_until(writers: Sequence["_Process"], from_ms: int, to_ms: int, cadence: Cadence) -> list[Files]:
-    """As many at a time as the machine has cores."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        asked = [pool.submit(writer.live_through, from_ms, to_ms, cadence) for writer in writers]
-        return [each.result() for each in asked]
+def _live_until(
+    pipelines: Sequence["_Process"], others: Sequence["_Process"], from_ms: int, to_ms: int, cadence: Cadence
+) -> list[Files]:
+    """All pipelines at a time, and then the others: what `ingest` may remove depends on what pipelines still need."""
+    found = list[Files]()
+    for writers in (pipelines, others):
+        with ThreadPoolExecutor(len(writers)) as pool:
+            asked = [pool.submit(writer.live_through, from_ms, to_ms, cadence) for writer in writers]
+            found += [each.result() for each in asked]
+    return found
 
 
-def _writers(settings: Settings, pipelines: Sequence[Pipeline], begin_ms: int) -> list[dict[str, Any]]:
+def _writers(settings: Settings, pipelines: Sequence[Pipeline]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What pipelines and what others need to know to write."""
     sources = {pipeline.source.name: pipeline.source for pipeline in pipelines}
     with admin(settings.kafka) as client:
         topics = require(client, sources)
     schemas = _schemas(settings, sources.values())
     kinds = [{"pipeline": each, "topic": topics[each.source.name]} for each in pipelines]
     events = [{"source": each, "topic": topics[name], "schema": schemas[name]} for name, each in sources.items()]
-    return [*kinds, *events, {}]
+    return kinds, [*events, {}]
 
 
 def _schemas(settings: Settings, sources: Any) -> dict[str, pa.Schema]:

@@ -180,14 +180,18 @@ class PipelineYear:
     def _publish(self, headers: Sequence[Header]) -> None:
         names = [*columns_of(self.pipeline).names, "version", "as_of", "run", "fingerprint"]
         schema = pa.schema([schema_of(self.pipeline).field(name) for name in names])
+        rows = pa.Table.from_pylist([self._final_row(header) for header in headers], schema)
         with self._final.staged() as stage:
             publications = []
-            for header in headers:
-                signed = {"version": 1, "as_of": _time(header.as_of_ms), "run": header.run}
-                row = {**self._window_of(header.slice), **signed, "fingerprint": header.fingerprint}
-                file = _write([row], schema, stage / f"slice={header.slice}")
+            for number, header in enumerate(headers):
+                file = stage / f"slice={header.slice}" / "part-0.parquet"
+                write(rows.slice(number, 1), file)
                 publications.append(Publication(header=header, files=(file,)))
             self._final.publish(publications)
+
+    def _final_row(self, header: Header) -> dict[str, Any]:
+        signed = {"version": 1, "as_of": _time(header.as_of_ms), "run": header.run, "fingerprint": header.fingerprint}
+        return {**self._window_of(header.slice), **signed}
 
     def _run_folder(self, headers: Sequence[Header]) -> Callable[[], None]:
         """The folder of the run of a slice; what ends it."""
