@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import session
-from jobs.connectors.drift import Accounts, Live, Taken, ask_to_prune, final_files, pruned_before
+from jobs.connectors.drift import Accounts, FinalFiles, Live, Taken, ask_to_prune, final_files, pruned_before
 from jobs.connectors.events import Landed
 from jobs.connectors.final import TIME, FinalTable
 from jobs.connectors.incidents import Incidents, unexplained
@@ -31,6 +31,7 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.times import iso
 from jobs.transforms import drift
+from jobs.transforms.aggregate import slice_of
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +218,7 @@ def compare(
     transformed = _tagged(spark, settings, pipeline, seen, headers, taken, finals).persist()
     names = {header.slice for header in headers}
     live = _rows(spark, pipeline, seen.live.files(names), _OF_LIVE)
-    final = _rows(spark, pipeline, final_files(settings.lake_root, pipeline, seen.final_version, names), {})
+    final = _final_rows(spark, pipeline, final_files(settings.lake_root, pipeline, seen.final_version, names), names)
     balance = drift.balance(transformed, live, final, pipeline).persist()
     try:
         rows = drift.drift_rows(balance, finals, pipeline, run_id)
@@ -264,6 +265,17 @@ def _width(taken: Iterable[Taken]) -> int:
     """As many steps as there are ranges: so twice as many rows at most when ranges are cut at them."""
     sizes = [batch.end - batch.start for batch in taken]
     return max(1, sum(sizes) // max(1, len(sizes)))
+
+
+def _final_rows(spark: SparkSession, pipeline: Pipeline, files: FinalFiles, slices: Collection[str]) -> DataFrame:
+    own = _rows(spark, pipeline, files.own, {})
+    if not files.folded:
+        return own
+    # There, rows of other slices are beside those that are wanted. The bounds let most of them be passed over.
+    start, wanted = F.col("window_start"), [slice_named(pipeline, name) for name in slices]
+    bounds = start.between(F.lit(min(each.start for each in wanted)), F.lit(max(each.end for each in wanted)))
+    of_slices = slice_of(start, pipeline.slice_seconds).isin(*slices)
+    return own.unionByName(_rows(spark, pipeline, files.folded, {}).where(bounds & of_slices))
 
 
 def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: Mapping[str, str]) -> DataFrame:

@@ -7,6 +7,7 @@ counts events. Its key changes with their number, so most new versions take a wi
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pytest
 from greenlet import getcurrent, greenlet
 
-from jobs.connectors import late, planning, publishing
+from jobs.connectors import late, plan_inputs, planning, publishing
 from jobs.connectors.events import Count
 from jobs.connectors.fenced import OvertakenError
 from jobs.connectors.final import FinalTable, Publication, columns_of
@@ -34,7 +35,8 @@ from tests.leases import Leases
 
 SUM = PIPELINES["rolling_sum"]
 MINUTE_MS = 60_000
-BEGIN_MS = 1_800_000_000_000
+# Three minutes before midnight: slices of two days.
+BEGIN_MS = 1_800_057_600_000 - 3 * MINUTE_MS
 TOPIC_ID = "t1"
 SEND = "topic: send"
 BEGUN = (State.CLOSED, State.REOPENED, State.RECOMPUTING, State.AUDITING)
@@ -111,6 +113,12 @@ class FinalModel:
         found = self.world.history[self.seen].items()
         return {name: header for name, (header, _) in found if days is None or name[:8] in days}
 
+    def slices_by_day(self) -> dict[str, int]:
+        return Counter(name[:8] for name in self.world.history[self.seen])
+
+    def days_changed_since(self, time_ms: int) -> set[str]:
+        return {name[:8] for name, (header, _) in self.world.history[self.seen].items() if header.as_of_ms >= time_ms}
+
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
         self.world.operate("final: read")
         found = window(self.world.history[self.seen].get(slice_))
@@ -130,7 +138,7 @@ class FinalModel:
     def staged(self) -> Iterator[Path]:
         yield self.world.root / "stage"
 
-    def tend(self) -> None:
+    def tend(self, check: Callable[[], None], now_ms: int) -> None:
         """Files have no part in the protocol."""
 
     def publish(self, publications: Sequence[Publication]) -> None:
@@ -291,9 +299,9 @@ def model_of(world: World) -> Iterator[None]:
             patch.setattr(module, "FinalTable", final)
             patch.setattr(module, "Ledger", ledger)
         landed = SimpleNamespace(at=lambda *_: LandedModel(world) if world.landed else None)
-        patch.setattr(planning, "Landed", landed)
-        patch.setattr(late, "Landed", landed)
-        patch.setattr(planning, "require", require)
+        for module in (planning, plan_inputs, late):
+            patch.setattr(module, "Landed", landed)
+        patch.setattr(plan_inputs, "require", require)
         # Ingest lands nothing while this process waits for it.
         patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
         patch.setattr(publishing, "send", send)

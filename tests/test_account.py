@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from jobs import account
 from jobs.connectors import tables
 from jobs.connectors.control import Control
-from jobs.connectors.drift import Accounts, Live, _DayTable
+from jobs.connectors.drift import Accounts, Live, _DayTable, final_files
 from jobs.connectors.fenced import OvertakenError, rows_by_partition
 from jobs.connectors.final import TIME, FinalTable, Publication, columns_of
 from jobs.connectors.incidents import Incidents, unexplained
@@ -199,6 +199,22 @@ def test_an_account_says_what_differs_and_why_and_is_made_once(
     made.account("second")
     assert [DeltaTable(made.root / f"{kind}/rolling_sum").version() for kind in ("drift", "balance")] == before
     assert made.asked() == {"before": THIRD.name, "slices": [FIRST.name, SECOND.name]}
+
+
+@pytest.mark.spark
+def test_of_a_file_with_rows_of_many_slices_those_that_are_due_are_read(spark: SparkSession, made: Made) -> None:
+    made.build(two_slices())
+    final = FinalTable.open(made.root, PIPELINE)
+    wanted = {name: final.rows(name) for name in (FIRST.name, SECOND.name)}
+    final.tend(lambda: None, FIRST.end_ms + 400 * 24 * 3_600_000)
+    for names in ({FIRST.name}, {SECOND.name}, {FIRST.name, SECOND.name}):
+        files = final_files(made.root, PIPELINE, final.version, names)
+        assert (len(files.own), len(files.folded)) == (0, 1)
+        rows = account._final_rows(spark, PIPELINE, files, names).orderBy("window_start", "key").toArrow()
+        expected = pa.concat_tables(wanted[name] for name in sorted(names))
+        assert rows.to_pylist() == expected.sort_by([("window_start", "ascending"), ("key", "ascending")]).to_pylist()
+    made.account()
+    assert made.slices() == [(FIRST.name, 1, 2, 1, 0, None), (SECOND.name, 1, 1, 0, 0, None)]
 
 
 @pytest.mark.spark

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from greenlet import getcurrent
 
-from jobs.connectors import late, planning, publishing, runs, states
+from jobs.connectors import late, plan_inputs, planning, publishing, runs, states
 from jobs.connectors.control import LeaseLostError
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.publishing import roll_back
@@ -70,8 +70,8 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
     asked = Request(slices=(first, slice_at(SUM, BEGIN_MS + MINUTE_MS)), reason="asked")
     with model_of(world), pytest.MonkeyPatch.context() as patch:
         if seed % 4 == 3 and seed % 5:
-            # As if all that is before the tide line were days old: a plan looks there only for what runs have left.
-            patch.setattr(planning, "_MORE_HOURS", -SUM.source.horizon_hours)
+            # As if the day before midnight were a week ago: once it is whole, a plan looks there for what runs left.
+            patch.setattr(plan_inputs, "_MORE_HOURS", -SUM.source.horizon_hours)
         actors: dict[str, tuple[Callable[[], object], ...]] = {
             "a": (lambda: run(world, "a"), lambda: run(world, "a again")),
             "b": (lambda: run(world, "b", asked), lambda: run(world, "b again", asked)),
@@ -369,7 +369,7 @@ def test_what_a_slice_misses_that_was_rolled_back_stays_away(hasty: World) -> No
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world in which nothing before the tide line may be touched any more."""
-    monkeypatch.setattr(planning, "_MORE_HOURS", -SUM.source.horizon_hours)
+    monkeypatch.setattr(plan_inputs, "_MORE_HOURS", -SUM.source.horizon_hours)
     world = world_of(tmp_path, 3)
     world.bad = set()
     return world

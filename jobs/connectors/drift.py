@@ -22,9 +22,11 @@ from jobs.connectors.batch_rows import complete_since
 from jobs.connectors.control import Control
 from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.final import TIME, arrow_type, columns_of
+from jobs.connectors.folding import by_day, of_day, stored
 from jobs.connectors.parquet import files_in, write
 from jobs.connectors.tables import PRUNE, Note, note_at
 from jobs.folders import Folder, remove
+from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 
 _MERGE_EVERY_COMMITS = 50
@@ -263,11 +265,22 @@ class Live:
         return list(files_with_sizes(self.table)) if self.table is not None else []
 
 
-def final_files(lake_root: Folder, pipeline: Pipeline, version: int, slices: Collection[str]) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class FinalFiles:
+    """Where the final rows of some slices are: files of their own, and files that hold those of other slices, too."""
+
+    own: Sequence[str]
+    folded: Sequence[str]
+
+
+def final_files(lake_root: Folder, pipeline: Pipeline, version: int, slices: Collection[str]) -> FinalFiles:
     """The files of the final rows of these slices, at one version of their table."""
     path = lake_root / pipeline.final_table
-    files = files_with_sizes(DeltaTable(str(path), version=version))
-    return [str(path / file) for file in files if value_of(file) in slices]
+    files = stored(DeltaTable(str(path), version=version))
+    own = {file.path: value_of(file.path) for file in files if value_of(file.path) in slices}
+    missing = [slice_named(pipeline, name) for name in sorted(set(slices).difference(own.values()))]
+    folded = [f for day, some in by_day(missing).items() for f in of_day(files, day) if any(map(f.may_touch, some))]
+    return FinalFiles(own=[str(path / file) for file in own], folded=[str(path / file.path) for file in folded])
 
 
 def ask_to_prune(lake_root: Folder, pipeline: Pipeline, before: str, slices: Iterable[str]) -> None:

@@ -83,7 +83,7 @@ def publish(
         reach(FailPoint.PUBLISHED, 0)
         told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
         versions, settled, sent = _tell(settings, pipeline, final, ledger, lease, told)
-        final.tend()
+        final.tend(lease.check, now_ms)
     reach(FailPoint.TOLD, 0)
     stay = {
         name: [failure["sentence"] for failure in verdict["failures"]]

@@ -39,6 +39,8 @@ _OF_A_WINDOW = (
 BATCHES_SLICE = "batches"
 # Where a final table keeps the headers of a day's slices: this, and the day.
 HEADERS_SLICE = "headers-"
+# Where it keeps rows of many slices of a day in one file: this, the day, and a sign of their columns.
+ROWS_SLICE = "rows-"
 
 
 class RefusedDefinitionError(ValueError):
