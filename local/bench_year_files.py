@@ -8,10 +8,12 @@ from pathlib import Path
 
 from local.bench_year_clock import Clock
 
-DAY_SECONDS = 24 * 3600
-# A table's writer deletes every hour, beside every 60th commit, and the final table's once a day. The library's clock
-# is set once in an hour of the simulation.
-TURN_SECONDS = 3 * 3600
+# How much later than the retention of a table its writer deletes at the latest. The final table's does so once a day.
+# Accounts, which are few, do so beside every 50th commit, other writers every hour beside a 50th or 60th; and the
+# library's clock is set once in an hour of the simulation.
+_HOUR_SECONDS = 3600
+TURN_SECONDS = 3 * _HOUR_SECONDS
+_TURNS = dict.fromkeys(("final", "drift", "balance"), 24 * _HOUR_SECONDS + TURN_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class Follower:
     def files(self, clock: Clock) -> Files:
         """Compare with the disk."""
         kept = max(clock.kept.get(str(self.table), {}).values(), default=0)
-        turn = DAY_SECONDS + TURN_SECONDS if kept > DAY_SECONDS else TURN_SECONDS
+        turn = _TURNS.get(self.table.parent.name, TURN_SECONDS)
         self.replaced = {file: at for file, at in self.replaced.items() if at >= clock.now - kept - turn}
         there = {f"{file.parent.name}/{file.name}" for file in self.table.glob("*=*/*.parquet")}
         replaced = there & self.replaced.keys() - self.referred

@@ -121,7 +121,7 @@ class PipelineYear:
         self._tell(headers)
         self._publish(headers)
         self._ledger.append([reconciled(header, self._entry(header, State.FINAL)) for header in headers])
-        self._final.tend()
+        self._final.tend(_nothing, round(self.clock.now * 1000))
         with_folder()
         self.unaccounted += headers
         if len(slices) > 1 or slices[-1].end_ms % ACCOUNT_EVERY_MS == 0:

@@ -211,4 +211,5 @@ simulated.
 
 **Files.** Every log entry is read by the benchmark itself. *Too many* are files in the folders of partitions that no
 table refers to, and that were replaced longer ago than the table's retention and the interval in which its writer
-deletes (a day for `final`, hours for others) together; files of a table that are not there are reported, too."""
+deletes (a day for `final`, `drift` and `balance`, three hours for others) together. Files of a table that are not there
+are reported, too."""
