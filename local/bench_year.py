@@ -7,13 +7,14 @@ processes of their own, while nobody writes.
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -35,7 +36,7 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from local.bench_lake import RECORDS
 from local.bench_year_clock import Clock, simulated
-from local.bench_year_files import Files, Follower, Usage, usage
+from local.bench_year_files import Files, Follower, Usage, largest_checkpoint, usage
 from local.bench_year_lake import EventsYear, PipelineYear, UpkeepYear, Writer, over_seconds
 from local.bench_year_look import LOOKS
 
@@ -83,6 +84,7 @@ class Point:
     slices: int
     usage: Mapping[str, Usage]
     files: Files
+    checkpoint_bytes: int
     looks: Mapping[str, Looked]
     seconds: float
 
@@ -144,7 +146,14 @@ def _live_until(
     for writers in (pipelines, others):
         with ThreadPoolExecutor(len(writers)) as pool:
             asked = [pool.submit(writer.live_through, from_ms, to_ms, cadence) for writer in writers]
-            found += [each.result() for each in asked]
+            try:
+                wait(asked, return_when=FIRST_EXCEPTION)
+                found += [each.result() for each in asked if each.done()]
+            except BaseException:
+                # Nobody waits for the others: one has failed, or a person has had enough.
+                for writer in writers:
+                    writer.kill()
+                raise
     return found
 
 
@@ -175,14 +184,16 @@ def _look(
 ) -> Point:
     """All kinds of looks, of each pipeline in turn; of each kind the slowest pipeline counts."""
     looks: dict[str, Looked] = {}
+    root = Path(str(settings.lake_root))
     for kind in LOOKS:
         each = [_looked(settings, kind, pipeline, _now_ms(end_ms), rounds) for pipeline in pipelines]
         looks[kind] = max(each, key=lambda looked: looked.seconds)
     return Point(
         day=day,
         slices=len(pipelines) * day * DAY_MS // MINUTE_MS,
-        usage=usage(Path(str(settings.lake_root))),
+        usage=usage(root),
         files=sum(files, Files()),
+        checkpoint_bytes=largest_checkpoint(root),
         looks=looks,
         seconds=seconds,
     )
@@ -219,11 +230,14 @@ class _Process:
 
     def __init__(self, settings: Settings, kind: Mapping[str, Any], begin_ms: int) -> None:
         spawning = get_context("spawn")
-        self._pipe, other = spawning.Pipe()
-        self._process = spawning.Process(target=_write_a_year, args=(other, settings, kind, begin_ms), daemon=True)
+        self._pipe, self._other = spawning.Pipe()
+        arguments = (self._other, settings, kind, begin_ms)
+        self._process = spawning.Process(target=_write_a_year, args=arguments, daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()
+        # Or nobody would notice its end.
+        self._other.close()
         return self
 
     def live_through(self, from_ms: int, to_ms: int, cadence: Cadence) -> Files:
@@ -237,8 +251,12 @@ class _Process:
             raise Refusal(str(answer))
         return answer
 
-    def __exit__(self, *_: object) -> None:
+    def kill(self) -> None:
+        """It holds nothing that anybody needs."""
         self._process.kill()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
         self._process.join()
 
 
@@ -249,6 +267,8 @@ def _behind(kind: Mapping[str, Any], from_ms: int, to_ms: int, begin_ms: int) ->
 
 
 def _write_a_year(pipe: Connection, settings: Settings, kind: Mapping[str, Any], begin_ms: int) -> None:
+    # Whoever has started it ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     clock = Clock(now=begin_ms / 1000)
     writer = _writer(settings, kind, clock, begin_ms)
     root = Path(str(settings.lake_root))

@@ -95,6 +95,13 @@ def usage(root: Path) -> dict[str, Usage]:
     return found
 
 
+def largest_checkpoint(root: Path) -> int:
+    """The bytes of the newest checkpoint of the log of a final table, of the largest one."""
+    logs = (table.glob("_delta_log/*.checkpoint.parquet") for table in root.glob("final/*"))
+    newest = (max(found, default=None) for found in logs)
+    return max((file.stat().st_size for file in newest if file), default=0)
+
+
 def _of_files(folder: Path, names: list[str]) -> Usage:
     sizes = list(_sizes(folder, names))
     return Usage(files=len(sizes), bytes=sum(sizes), inodes=len(sizes))

@@ -21,7 +21,7 @@ from local import bench, bench_report, bench_year, bench_year_report
 from local.bench import Results
 from local.bench_year import MINUTE_MS, Cadence, Looked, Point, Year
 from local.bench_year_clock import Clock, seconds_of, simulated
-from local.bench_year_files import Files, Follower, Usage
+from local.bench_year_files import Files, Follower, Usage, largest_checkpoint
 from local.bench_year_look import LOOKS, NEWEST, PAGE, PLAN, QUERY
 
 TINY = Cadence(one_by_one_minutes=5, hourly_minutes=35, hour=15, far=40)
@@ -54,6 +54,19 @@ def test_two_short_days_are_simulated_and_judged(spark, settings, monkeypatch):
     assert text.startswith(bench_year_report.BEGIN)
     assert "day 2 ÷ day 1 (goal ≤ 1.5)" in text
     assert "| too many (goal 0) | 0 (met) | 0 (met) |" in text
+
+
+@pytest.mark.integration
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_a_writer_that_fails_ends_the_others_and_says_why(spark, settings):
+    broken, other = settings.lake_root / PIPELINE.final_table, PIPELINES["word_count"]
+    broken.parent.mkdir(parents=True)
+    broken.touch()
+    with pytest.raises(Refusal, match="Invalid table location"):
+        bench_year.run(settings, print, days=1, pipelines=[other.name, PIPELINE.name], cadence=TINY, rounds=1)
+    final = FinalTable.read(settings.lake_root, other)
+    assert final is None or len(final.headers()) < 1_439, "it was not waited for"
 
 
 def test_a_stretch_ends_with_slices_of_their_own():
@@ -124,6 +137,15 @@ def test_files_that_nobody_needs_and_files_that_are_gone_are_found(tmp_path):
     assert follower.files(clock).missing == 1
 
 
+def test_the_newest_checkpoint_of_the_largest_final_table_counts(tmp_path):
+    assert largest_checkpoint(tmp_path) == 0
+    for name, version, size in [("a", 1, 900), ("a", 2, 20), ("b", 1, 30)]:
+        log = tmp_path / "final" / name / "_delta_log"
+        log.mkdir(parents=True, exist_ok=True)
+        (log / f"{version:020}.checkpoint.parquet").write_bytes(bytes(size))
+    assert largest_checkpoint(tmp_path) == 30
+
+
 def looked(seconds: float, mebibytes: int = 200) -> Looked:
     return Looked(seconds=seconds, peak_bytes=mebibytes * 2**20, own_bytes=2**20)
 
@@ -134,6 +156,7 @@ def point(day: int, *, seconds: float = 1.0, mebibytes: int = 200, too_many: int
         slices=day * 1_440,
         usage={"final": Usage(files=day, bytes=day * 2**20, inodes=2 * day)},
         files=Files(referred=day, replaced=1, too_many=too_many),
+        checkpoint_bytes=2**19,
         looks={PLAN: looked(seconds, mebibytes), PAGE: looked(2.0), QUERY: looked(9.0 * day), NEWEST: looked(0.5)},
         seconds=1.0,
     )
@@ -174,6 +197,7 @@ def test_a_year_replaces_its_part_of_the_page_and_a_whole_run_leaves_it(tmp_path
     after = page.read_text()
     assert "| plan, s | 1.000 | 1.000 | 2.000 | 2.00 (missed) |" in after
     assert "| MiB | 1.0 | 30.0 | 365.0 |" in after
+    assert "| newest checkpoint of `final`, MiB | 0.50 | 0.50 | 0.50 |" in after
     assert "load average 0.12 before, 2.50 after" in after
     assert "{" not in after
     bench_report.write(replace(results, load_before=0.5), settings, 1, page)
