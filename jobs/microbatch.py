@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 
 from jobs.connectors.checkpoint import Checkpoint, Planned
 from jobs.connectors.control import Lease
+from jobs.connectors.event_hours import KeptEvents
 from jobs.connectors.kafka import topic_ids
 from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
 from jobs.connectors.torn_checkpoint import Keeper
@@ -60,6 +61,8 @@ class MicroBatches:
     superseded: Callable[[], Collection[str]] = tuple
     # How long rows about batches are kept; none: for ever, or there are none.
     batches_kept: timedelta | None = None
+    # How long events are kept; none: the table has other rows.
+    events: KeptEvents | None = None
     failure: Exception | None = None
     running: Lock = field(default_factory=Lock)
     finished: int = -1
@@ -109,7 +112,7 @@ class MicroBatches:
         self.reached = batch.note.ends[self.topic]
         self.table.discard_stages()
         self.lease.check()
-        self.table.tend(self.superseded, batches_kept=self.batches_kept)
+        self.table.tend(self.superseded, batches_kept=self.batches_kept, events=self.events)
 
     def _commit(self, staged: Manifest, batch: Batch) -> list[Folder]:
         if self.table.has(batch.note.write_id, batch.number):

@@ -202,6 +202,9 @@ class LandedModel:
     def __init__(self, world: World) -> None:
         self.world, self.version = world, world.landed
 
+    # No event of the simulation is old enough to be removed.
+    from_ms = 0
+
     def ends(self, topic: str, topic_id: str) -> dict[int, int]:
         return {0: self.version} if self.version else {}
 

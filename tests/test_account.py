@@ -16,6 +16,7 @@ from jobs import account
 from jobs.connectors import tables
 from jobs.connectors.control import Control
 from jobs.connectors.drift import Accounts, Live, _DayTable, final_files
+from jobs.connectors.events_needed import said_needed
 from jobs.connectors.fenced import OvertakenError, rows_by_partition
 from jobs.connectors.final import TIME, FinalTable, Publication, columns_of
 from jobs.connectors.incidents import Incidents, unexplained
@@ -23,8 +24,8 @@ from jobs.connectors.ledger import Ledger
 from jobs.connectors.states import Counted, Entry, Header, State
 from jobs.connectors.tables import PRUNE, Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import slice_at
-from jobs.pipelines.spec import Pipeline, Window
+from jobs.pipelines.slices import slice_at, slices_between
+from jobs.pipelines.spec import HOUR_MS, Pipeline, Window
 from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -349,7 +350,7 @@ def done(made: Made, *accounts: tuple[str, int]) -> None:
     totals = [{"slice": name, "version": version, "run": "r", "kind": "slice"} for name, version in accounts]
     accounts = Accounts.open(made.root, made.pipeline)
     accounts.add(None, totals)
-    accounts.tend()
+    accounts.tend("")
 
 
 @pytest.fixture
@@ -423,6 +424,34 @@ def test_a_later_version_of_a_pruned_slice_is_noted_and_not_called_different(str
     streamed.account()
     reason = "its live rows were pruned after the account of an earlier version"
     assert streamed.slices()[1] == (FIRST.name, 2, None, None, None, reason)
+
+
+def test_a_slice_whose_events_were_removed_is_noted_and_not_called_different(streamed: Made) -> None:
+    events = TableWriter.open(streamed.root / "events" / "numbers", EVENTS, "hour", epoch=1)
+    assert events.note
+    events.transact([], replace(events.note, events_from_ms=FIRST.start_ms + 1).to_json())
+    streamed.publish(FIRST.name, [], {0: 4})
+    streamed.account()
+    ((_, _, windows, _, _, note_),) = streamed.slices()
+    assert (windows, str(note_).partition(" before ")[0]) == (None, "events of 'numbers'")
+    assert "were removed: they are kept for events_kept_days=90" in str(note_)
+
+
+def test_events_are_needed_until_their_slice_is_final_and_accounted_for(streamed: Made) -> None:
+    needed = lambda: said_needed(streamed.root, PIPELINE.account_job)  # noqa: E731
+    hour_ms = FIRST.start_ms - FIRST.start_ms % HOUR_MS
+    for slice_ in (FIRST, THIRD):
+        streamed.publish(slice_.name, [], {0: 4})
+    done(streamed, (FIRST.name, 1), (THIRD.name, 1))
+    streamed.account()
+    assert needed() == SECOND.start_ms - SECOND.start_ms % HOUR_MS == hour_ms
+    hours = slices_between(PIPELINE, SECOND.start_ms, THIRD.start_ms + HOUR_MS)
+    for slice_ in hours:
+        if slice_ != THIRD:
+            streamed.publish(slice_.name, [], {0: 4})
+    done(streamed, *((slice_.name, 1) for slice_ in hours))
+    streamed.account()
+    assert needed() == hour_ms + HOUR_MS
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,15 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable, Schema
-from deltalake.exceptions import TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from jobs.connectors.delta_log import keep_entry
 from jobs.connectors.fenced import (
     HOUR_SECONDS,
     Action,
     FencedTable,
+    OvertakenError,
     dataset,
     files_with_sizes,
     files_written_since,
@@ -38,6 +39,7 @@ from jobs.folders import Folder
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
 from jobs.refusal import Refusal
+from jobs.settings import KeptDays
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +50,9 @@ INPUTS = "_inputs"
 _DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
 # After an upgrade a year of slices is to be folded: the rest waits for the next turns.
 _FOLD_SECONDS = 20.0
-_PROPERTIES = {
-    # As long as a slice can be rolled back.
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 30 days",
-    "delta.checkpointInterval": "50",
-}
+_PROPERTIES = {"delta.checkpointInterval": "50"}
+# They say how long a slice can be rolled back.
+_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
 
 
@@ -122,10 +121,14 @@ class FinalTable(FencedTable):
 
     @classmethod
     def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """To write: the table is made if need be, and gets the columns that a changed definition adds."""
-        path = lake_root / pipeline.final_table
-        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES)
+        """To write: the table is made if need be, and gets the columns that a changed definition adds.
+
+        It also follows the setting that says how long versions of slices are kept.
+        """
+        path, kept = lake_root / pipeline.final_table, _retention()
+        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES | kept)
         adapt(table, schema_of(pipeline), path)
+        follow(table, kept, path)
         return cls(pipeline, path, table)
 
     @classmethod
@@ -347,6 +350,24 @@ class FinalTable(FencedTable):
                 newest = number - 1
         # The commit that brought it is out of the log: it was there until it was replaced.
         return newest
+
+
+def _retention() -> dict[str, str]:
+    return dict.fromkeys(_RETENTION, f"interval {KeptDays.from_env().final_versions} days")
+
+
+def follow(table: DeltaTable, wanted: Mapping[str, str], path: Folder) -> None:
+    """Give a table these properties, by a commit that fails if another writer has committed meanwhile."""
+    there = table.metadata().configuration
+    changed = {name: value for name, value in wanted.items() if there.get(name) != value}
+    if not changed:
+        return
+    try:
+        table.alter.set_table_properties(changed, commit_properties=CommitProperties(max_commit_retries=0))
+    except CommitFailedError as error:
+        raise OvertakenError(f"another writer has committed to {path}: this one ends") from error
+    keep_entry(path, table.version())
+    log.info("%s has new properties: %s", path.name, changed)
 
 
 def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:

@@ -18,9 +18,8 @@ from jobs.connectors.kafka import require
 from jobs.connectors.late import count_late, tell_apart
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import slices_left
-from jobs.connectors.states import Counted, Header, Known, Request, Topic
+from jobs.connectors.states import Counted, Header, Known, Request, Topic, begin
 from jobs.folders import Folder
-from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 
 # Clocks may differ, and what has arrived is landed a little later.
@@ -129,6 +128,7 @@ def _known(
     return Known(
         now_ms=now_ms,
         first_ms=first_ms,
+        events_from_ms=landed.from_ms if landed else 0,
         topic=topic,
         landed=topic.landed(ends),
         headers=finals.headers(days | more),
@@ -139,9 +139,9 @@ def _known(
 
 
 def _first_ms(pipeline: Pipeline, landed: Landed | None, finals: _Finals) -> int | None:
-    event_ms, first = landed.first_ms() if landed else None, finals.first()
-    starts = [event_ms] if event_ms is not None else []
-    return min([*starts, slice_named(pipeline, first).start_ms] if first else starts, default=None)
+    if landed is None:
+        return begin(pipeline, None, 0, finals.first())
+    return begin(pipeline, landed.first_ms(), landed.from_ms, finals.first())
 
 
 def _line_ms(pipeline: Pipeline, first_ms: int | None, finals: _Finals) -> int | None:
