@@ -19,6 +19,8 @@ from unittest.mock import patch
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from jobs.settings import KeptDays
+
 KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _SECONDS = {"hours": 3600, "days": 86_400, "seconds": 1}
 _real_time = time.time
@@ -38,6 +40,8 @@ class Clock:
 
         It is one more commit. Later in a step, what is kept is older by as much as the step is long.
         """
+        if table.parent.name == "final":
+            return self._keep_by_setting(table)
         try:
             opened = DeltaTable(str(table))
         except TableNotFoundError:
@@ -49,6 +53,12 @@ class Clock:
             {name: f"interval {seconds + behind} seconds" for name, seconds in kept.items()}
         )
         _real_utime(table / "_delta_log" / f"{opened.version():020}.json", (self.now, self.now))
+
+    def _keep_by_setting(self, final: Path) -> None:
+        """The final table has its retention from a setting, in whole days, whenever it is opened."""
+        days = KeptDays().final_versions
+        self.kept[str(final)] = dict.fromkeys(KEPT, days * 86_400)
+        os.environ["FINAL_VERSIONS_KEPT_DAYS"] = str(days + round((_real_time() - self.now) / 86_400))
 
 
 def seconds_of(interval: str) -> int:

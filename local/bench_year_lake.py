@@ -6,13 +6,16 @@ ones, slices that would have had a commit each share one, and the live rows of a
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from jobs import upkeep
+from jobs.connectors.accounted import accounts_kept_from
 from jobs.connectors.drift import BALANCE_SCHEMA, Accounts, drift_schema
+from jobs.connectors.event_hours import KeptEvents
+from jobs.connectors.events_needed import first_needed_ms, needed_from, say_needed
 from jobs.connectors.final import FinalTable, Publication, columns_of, live_schema, schema_of
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.kafka import TopicState
@@ -81,7 +84,13 @@ class EventsYear:
         note = note_of(INGEST, self.source, self.topic, number, number + len(slices), batch=_batch(self.writer))
         self.writer.commit(Manifest.of(stage), note)
         self.writer.discard_stages()
-        self.writer.tend()
+        self.writer.tend(events=self._kept())
+
+    def _kept(self) -> KeptEvents:
+        """As long as their source says, and longer where a pipeline is not done with them."""
+        root = self.settings.lake_root
+        kept = timedelta(days=self.source.events_kept_days)
+        return KeptEvents(kept=kept, needed_from_ms=lambda: first_needed_ms(needed_from(root, self.source)))
 
     def _events(self, slice_: Slice) -> list[dict[str, Any]]:
         offset, at = offset_at(self.begin_ms, slice_), slice_.start
@@ -229,8 +238,17 @@ class PipelineYear:
         for day, rows in by_day.items():
             _write(rows, drift_schema(self.pipeline), stage / f"day={day}", drop="day")
         accounts.add(stage, [row for row in totals if set(row) <= set(BALANCE_SCHEMA.names)])
-        accounts.tend()
+        accounts.tend(accounts_kept_from(self._final))
+        self._say_needed(self.unaccounted[-1])
         self.unaccounted = []
+
+    def _say_needed(self, done: Header) -> None:
+        """As a plan and an account do: events that may still reopen a slice, and those of slices without an account."""
+        end_ms = round(datetime.strptime(done.slice, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
+        say_needed(self.settings.lake_root, self.pipeline.account_job, end_ms)
+        say_needed(
+            self.settings.lake_root, self.pipeline.recompute_job, end_ms - self.pipeline.source.horizon_hours * HOUR_MS
+        )
 
     def _window_of(self, name: str) -> dict[str, Any]:
         at = datetime.strptime(name, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
