@@ -19,6 +19,7 @@ from jobs.connectors.control import Lease
 from jobs.connectors.event_hours import KeptEvents
 from jobs.connectors.events_needed import first_needed_ms, needed_from
 from jobs.connectors.kafka import TopicState, admin, latest, require
+from jobs.connectors.room import Room
 from jobs.connectors.spark_files import write_counted
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import TableWriter, last_note
@@ -91,6 +92,7 @@ def _run_queries(
             begins=begin.reached,
             stage=_stage,
             events=_kept(settings.lake_root, source),
+            room=Room.of(settings.lake_root),
         )
         writer = events.writeStream.queryName(f"{INGEST} {source.name}").foreachBatch(batches)
         writer = writer.option("checkpointLocation", str(checkpoint.path))

@@ -119,6 +119,17 @@ class KeptDays:
         )
 
 
+def replaced_kept_minutes(env: Mapping[str, str] | None = None) -> int | None:
+    """How long a file of a stream's table outlives its removal: `REPLACED_FILES_KEPT_MINUTES`; none: six hours."""
+    env = environment(env)
+    return whole_number(env, "REPLACED_FILES_KEPT_MINUTES", 360) if env.get("REPLACED_FILES_KEPT_MINUTES") else None
+
+
+def reserve_bytes(env: Mapping[str, str] | None = None) -> int:
+    """How much of the lake's disk must be free before something is begun: `LAKE_RESERVE_MB`."""
+    return whole_number(environment(env), "LAKE_RESERVE_MB", 500) * 1_000_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a job needs to know about the place it runs in."""

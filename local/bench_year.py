@@ -51,12 +51,12 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """How many slices share a commit: one before each point, an hour's before that, and else those of many hours."""
+    """How many slices share a commit: one before each point, an hour's before that, and else a day's."""
 
     one_by_one_minutes: int = 360
     hourly_minutes: int = 2 * 24 * 60
     hour: int = 60
-    far: int = 360
+    far: int = 1440
 
     def steps(self, from_ms: int, to_ms: int) -> Iterator[list[Slice]]:
         """The steps of a stretch that ends at a point."""

@@ -6,18 +6,20 @@ from datetime import datetime, timedelta
 from typing import Self
 
 from jobs.connectors.control import Control
+from jobs.connectors.days import day_of
 from jobs.connectors.drift import Accounts
 from jobs.connectors.events import Landed
 from jobs.connectors.final import FinalTable
-from jobs.connectors.states import Header, first_whole
+from jobs.connectors.plan_inputs import line_of
+from jobs.connectors.states import Header
 from jobs.folders import Folder
-from jobs.pipelines.slices import Slice, slice_at, start_ms_of
-from jobs.pipelines.spec import HOUR_MS, Pipeline
+from jobs.pipelines.slices import slice_at
+from jobs.pipelines.spec import Pipeline
 from jobs.settings import KeptDays
 
 # The document in the control folder of the account.
 _PROGRESS = "progress"
-_DAY, _DAY_MS = "%Y%m%d", 24 * HOUR_MS
+_DAY = "%Y%m%d"
 # So many days are looked through for whether all of their slices have an account; the next run goes on.
 _DAYS_AT_ONCE = 31
 
@@ -44,21 +46,18 @@ class Progress:
     @classmethod
     def begin(cls, pipeline: Pipeline, final: FinalTable, landed: Landed | None) -> Self | None:
         """Nothing is accounted for: at the first slice of which there is anything, if there is."""
-        starts = [start_ms_of(min(final.headers({day}))) for day in final.days()[:1]]
-        first_ms = landed.first_ms() if landed else None
-        if landed and first_ms is not None:
-            starts.append(first_whole(pipeline, first_ms, landed.from_ms).start_ms)
-        return cls(to_ms=min(starts)) if starts else None
+        first_ms, _ = line_of(pipeline, final, landed)
+        return None if first_ms is None else cls(to_ms=slice_at(pipeline, first_ms).start_ms)
 
     def advanced(self, pipeline: Pipeline, final: FinalTable, accounts: Accounts, kept_from: str) -> Self:
         """Up to the first slice that is not final, or has no account; a month at most."""
         now = self
         for _ in range(_DAYS_AT_ONCE):
-            day = {Slice(now.to_ms, now.to_ms).name[:8]}
+            day = {day_of(now.to_ms)}
             headers = final.headers(day & set(final.days()))
             before, to_ms = now, accounted_to(pipeline, now.to_ms, ready(headers, accounts.done(day), kept_from))
             now = replace(now, to_ms=to_ms)
-            if to_ms // _DAY_MS == before.to_ms // _DAY_MS:
+            if day_of(to_ms) == day_of(before.to_ms):
                 break
         return now
 
@@ -72,7 +71,7 @@ def accounted_to(pipeline: Pipeline, from_ms: int, ready: Collection[str]) -> in
     slice_ = slice_at(pipeline, from_ms)
     while slice_.name in ready:
         slice_ = slice_at(pipeline, slice_.end_ms)
-    return max(from_ms, slice_.start_ms)
+    return slice_.start_ms
 
 
 def ready(headers: Mapping[str, Header], done: Collection[tuple[str, int]], kept_from: str) -> set[str]:

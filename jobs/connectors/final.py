@@ -16,18 +16,18 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.delta_log import keep_entry
 from jobs.connectors.fenced import (
     HOUR_SECONDS,
     Action,
     FencedTable,
-    OvertakenError,
     dataset,
     files_with_sizes,
     files_written_since,
+    follow,
     opened,
     rows_by_partition,
     value_of,
@@ -128,7 +128,7 @@ class FinalTable(FencedTable):
         path, kept = lake_root / pipeline.final_table, _retention()
         table = opened(path, schema_of(pipeline), "slice", _PROPERTIES | kept)
         adapt(table, schema_of(pipeline), path)
-        follow(table, kept, path)
+        follow(table, path, kept)
         return cls(pipeline, path, table)
 
     @classmethod
@@ -354,20 +354,6 @@ class FinalTable(FencedTable):
 
 def _retention() -> dict[str, str]:
     return dict.fromkeys(_RETENTION, f"interval {KeptDays.from_env().final_versions} days")
-
-
-def follow(table: DeltaTable, wanted: Mapping[str, str], path: Folder) -> None:
-    """Give a table these properties, by a commit that fails if another writer has committed meanwhile."""
-    there = table.metadata().configuration
-    changed = {name: value for name, value in wanted.items() if there.get(name) != value}
-    if not changed:
-        return
-    try:
-        table.alter.set_table_properties(changed, commit_properties=CommitProperties(max_commit_retries=0))
-    except CommitFailedError as error:
-        raise OvertakenError(f"another writer has committed to {path}: this one ends") from error
-    keep_entry(path, table.version())
-    log.info("%s has new properties: %s", path.name, changed)
 
 
 def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:

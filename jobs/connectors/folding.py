@@ -5,12 +5,14 @@ Headers are not touched. What the table's log says of its files is enough to kno
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
-from operator import or_
+from itertools import islice, takewhile
+from operator import attrgetter, or_
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -19,7 +21,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from jobs.connectors.fenced import value_of
+from jobs.connectors.fenced import for_each, value_of
 from jobs.connectors.merging import GOOD_FILE_BYTES, File, similar
 from jobs.connectors.parquet import arrow_place
 from jobs.folders import Folder
@@ -89,9 +91,11 @@ def stored(table: DeltaTable) -> list[Stored]:
     return sorted(file for file in files if not value_of(file.path).startswith(HEADERS_SLICE))
 
 
-def of_day(files: Iterable[Stored], day: str) -> list[Stored]:
-    """The folded files of a day."""
-    return [file for file in files if file.path.startswith(f"slice={ROWS_SLICE}{day}")]
+def of_day(files: Sequence[Stored], day: str) -> list[Stored]:
+    """The folded files of a day, of files in order."""
+    folder = f"slice={ROWS_SLICE}{day}"
+    first = bisect_left(files, folder, key=attrgetter("path"))
+    return list(takewhile(lambda file: file.path.startswith(folder), islice(files, first, None)))
 
 
 def by_day(slices: Iterable[Slice]) -> Mapping[str, list[Slice]]:
@@ -201,14 +205,15 @@ def _first(file: Stored) -> int:
 def write_folded(rows: ds.FileSystemDataset, day: str, stage: Folder) -> tuple[list[Folder], int]:
     """Write the rows of files, in their order, into one file for each set of columns; these, and how many rows."""
     groups = defaultdict[tuple[str, ...], list[ds.Fragment]](list)
-    for fragment in rows.get_fragments():
+    fragments = list(rows.get_fragments())
+    for fragment, schema in zip(fragments, for_each(stage, attrgetter("physical_schema"), fragments), strict=True):
         # A staged file has a column more than the table.
-        known = (name for name in fragment.physical_schema.names if name in rows.schema.names)
+        known = (name for name in schema.names if name in rows.schema.names)
         groups[tuple(name for name in known if name not in _SIGNATURE)].append(fragment)
     files, total = list[Folder](), 0
-    for names, fragments in groups.items():
+    for names, alike in groups.items():
         file = stage / folder_of(day, names) / "rows.parquet"
-        some = ds.FileSystemDataset(fragments, rows.schema, rows.format, rows.filesystem)
+        some = ds.FileSystemDataset(alike, rows.schema, rows.format, rows.filesystem)
         if count := write_rows(some, names, file):
             files.append(file)
             total += count
@@ -231,7 +236,8 @@ def write_rows(rows: ds.Dataset, names: Sequence[str], file: Folder, only: ds.Ex
     count = 0
     with pq.ParquetWriter(name, schema, filesystem=files) as writer:
         for few in _groups(rows.scanner(columns=columns, filter=only).to_batches()):
-            writer.write_table(few, row_group_size=_GROUP_ROWS)
+            # A batch that is a little larger makes no tiny group.
+            writer.write_table(few, row_group_size=2 * _GROUP_ROWS)
             count += few.num_rows
     return count
 

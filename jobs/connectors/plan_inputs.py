@@ -18,8 +18,9 @@ from jobs.connectors.kafka import require
 from jobs.connectors.late import count_late, tell_apart
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import slices_left
-from jobs.connectors.states import Counted, Header, Known, Request, Topic, begin
+from jobs.connectors.states import Counted, Header, Known, Request, Topic, first_whole
 from jobs.folders import Folder
+from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 
 # Clocks may differ, and what has arrived is landed a little later.
@@ -139,9 +140,11 @@ def _known(
 
 
 def _first_ms(pipeline: Pipeline, landed: Landed | None, finals: _Finals) -> int | None:
-    if landed is None:
-        return begin(pipeline, None, 0, finals.first())
-    return begin(pipeline, landed.first_ms(), landed.from_ms, finals.first())
+    event_ms, first = landed.first_ms() if landed else None, finals.first()
+    if landed and event_ms is not None:
+        event_ms = max(event_ms, first_whole(pipeline, event_ms, landed.from_ms).start_ms)
+    starts = [event_ms] if event_ms is not None else []
+    return min([*starts, slice_named(pipeline, first).start_ms] if first else starts, default=None)
 
 
 def _line_ms(pipeline: Pipeline, first_ms: int | None, finals: _Finals) -> int | None:

@@ -31,6 +31,7 @@ from jobs.connectors.states import (
     is_passed,
     needed_from_ms,
     outdated_slices,
+    removed,
     survey,
     with_late,
 )
@@ -159,6 +160,7 @@ def make(
         if begins and not plan.work and not plan.untold:
             # Every plan looks through the folders of runs.
             folder.end()
+        lease.check()
         _say_needed(lake_root, pipeline, seen, surveyed, {*still_blocked, *seen.known.left}, request)
     return Planned(survey=surveyed, plan=plan)
 
@@ -188,9 +190,13 @@ def _close_incidents(lake_root: Folder, pipeline: Pipeline, ledger: Ledger) -> l
 
 
 def outdated(lake_root: Folder, pipeline: Pipeline) -> tuple[Slice, ...]:
-    """Every final slice of an older definition that can be computed anew. Unlike a plan it reads all headers."""
+    """Every final slice of an older definition whose events are there. It reads all headers, which a plan does not."""
     final, landed = FinalTable.read(lake_root, pipeline), Landed.at(lake_root, pipeline.source)
-    return outdated_slices(pipeline, final.headers() if final else {}, landed.from_ms if landed else 0)
+    headers, events_from_ms = final.headers() if final else {}, landed.from_ms if landed else 0
+    found = outdated_slices(pipeline, headers, events_from_ms)
+    if not found and outdated_slices(pipeline, headers, 0):
+        raise Refusal(removed(pipeline.source, events_from_ms))
+    return found
 
 
 def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:

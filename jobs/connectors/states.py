@@ -194,7 +194,7 @@ class Known:
     """What tables and topic say when a plan is made."""
 
     now_ms: int
-    # Where the first slice begins of which there is anything.
+    # Of the first whole slice of landed events, or of the first final slice.
     first_ms: int | None
     topic: Topic
     landed: Mapping[int, int]
@@ -251,32 +251,17 @@ def needed_from_ms(pipeline: Pipeline, known: Known, surveyed: Survey, open_: Co
     All that arrived before the tide line is landed. What arrives later is rejected if it is older than the horizon, so
     slices before that are computed for good. ``open_``: the names of slices that wait for a person, or for a run.
     """
-    first = known.first_ms
-    if first is None:
+    if known.first_ms is None:
         return 0
-    line = first if surveyed.tide_line_ms is None else surveyed.tide_line_ms
+    line = known.first_ms if surveyed.tide_line_ms is None else surveyed.tide_line_ms
     oldest = line - pipeline.source.horizon_hours * HOUR_MS - CLOCK_SKEW_MS - pipeline.window.reach_ms
     slices = [*(due.slice for due in surveyed.due), *surveyed.waiting, *surveyed.blocked]
     starts = [slice_at(pipeline, max(0, oldest)).start_ms, *(slice_.start_ms for slice_ in slices)]
     return min([*starts, *map(start_ms_of, open_)]) - pipeline.window.look_back_ms
 
 
-def begin(pipeline: Pipeline, event_ms: int | None, events_from_ms: int, final: str | None) -> int | None:
-    """Where the first slice begins of which there is anything; none if nothing ever was.
-
-    ``event_ms``: of the first event that is there. ``final``: the first final slice.
-    """
-    starts = [slice_named(pipeline, final).start_ms] if final else []
-    if event_ms is not None:
-        starts.append(first_whole(pipeline, event_ms, events_from_ms).start_ms)
-    return min(starts, default=None)
-
-
 def first_whole(pipeline: Pipeline, first_ms: int, events_from_ms: int) -> Slice:
-    """The first slice of which all events are there, if the first event that is there happened then.
-
-    When old events are removed, a part of a slice may be left.
-    """
+    """The first slice of which all events are there, if the first event that is there happened then."""
     first = slice_at(pipeline, first_ms)
     if has_events(pipeline, first, events_from_ms):
         return first
@@ -457,7 +442,7 @@ def _state(known: Known, slice_: Slice) -> State | None:
 
 
 def outdated_slices(pipeline: Pipeline, headers: Mapping[str, Header], events_from_ms: int) -> tuple[Slice, ...]:
-    """Those that an older definition has made, and that can be computed anew."""
+    """Those that are final by an older definition, and can be computed anew."""
     names = sorted(name for name, header in headers.items() if header.fingerprint != pipeline.fingerprint)
     slices = (slice_named(pipeline, name) for name in names)
     return tuple(slice_ for slice_ in slices if has_events(pipeline, slice_, events_from_ms))

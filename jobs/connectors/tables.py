@@ -18,12 +18,22 @@ from jobs.connectors.batch_rows import files_about_batches, to_remove, write_fir
 from jobs.connectors.checkpoint import Offsets, reset_command
 from jobs.connectors.delta_log import open_whole, said
 from jobs.connectors.event_hours import KeptEvents, old_hours
-from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, files_with_sizes, for_each, opened, value_of
+from jobs.connectors.fenced import (
+    HOUR_SECONDS,
+    Action,
+    FencedTable,
+    files_with_sizes,
+    follow,
+    for_each,
+    opened,
+    value_of,
+)
 from jobs.connectors.parquet import files_in, footer
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder, remove
 from jobs.pipelines.spec import BATCHES_SLICE
 from jobs.refusal import Refusal
+from jobs.settings import replaced_kept_minutes
 from jobs.times import iso
 
 log = logging.getLogger(__name__)
@@ -34,10 +44,10 @@ DELETE_EVERY_SECONDS = HOUR_SECONDS
 _EPOCH = "epoch-"
 # The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
 PRUNE = "prune"
+_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _PROPERTIES = {
     # A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
-    "delta.logRetentionDuration": "interval 6 hours",
-    "delta.deletedFileRetentionDuration": "interval 6 hours",
+    **dict.fromkeys(_RETENTION, "interval 6 hours"),
     "delta.checkpointInterval": "50",
 }
 
@@ -161,7 +171,10 @@ class TableWriter(FencedTable):
     def open(cls, path: Folder, schema: pa.Schema | None, partition: str, *, epoch: int) -> Self:
         """Open the table, or create it empty; without a schema as it is, with columns that are yet to come."""
         first = pa.schema([(partition, pa.string())]) if schema is None else schema
-        writer = cls(path, opened(path, first, partition, _PROPERTIES), epoch)
+        kept = _kept()
+        table = opened(path, first, partition, _PROPERTIES | kept)
+        follow(table, path, kept)
+        writer = cls(path, table, epoch)
         if schema is not None:
             writer._take(schema)
         return writer
@@ -289,7 +302,14 @@ class TableWriter(FencedTable):
         # A file has rows of a day at most: one that is merged for ever could never be removed as a whole.
         settled = {file.path for file in files_about_batches(self._table) if file.oldest < yesterday}
         self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0), without=settled)
-        self.delete_now_and_then(DELETE_EVERY_SECONDS)
+        # Several times within the time for which files are kept.
+        self.delete_now_and_then(min(DELETE_EVERY_SECONDS, (replaced_kept_minutes() or 360) * 60 / 6))
+
+
+def _kept() -> dict[str, str]:
+    """The properties that a setting gives to every table of a stream."""
+    minutes = replaced_kept_minutes()
+    return dict.fromkeys(_RETENTION, f"interval {minutes} minutes") if minutes else {}
 
 
 def _now() -> datetime:

@@ -22,7 +22,9 @@ from jobs.connectors.event_hours import KeptEvents
 from jobs.connectors.events import Landed
 from jobs.connectors.events_needed import EVENTS_NEEDED, first_needed_ms, needed_from, said_needed, say_needed
 from jobs.connectors.fenced import OvertakenError, files_with_sizes, value_of
-from jobs.connectors.states import CLOCK_SKEW_MS, Known, Request, Topic, begin, needed_from_ms, survey
+from jobs.connectors.final import FinalTable, Publication
+from jobs.connectors.plan_inputs import line_of
+from jobs.connectors.states import CLOCK_SKEW_MS, Known, Request, Topic, needed_from_ms, survey
 from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at, slices_between
@@ -230,36 +232,38 @@ def known(after_ms: int = NOON_MS, **changes: object) -> Known:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def known_to(pipeline: Pipeline, seen: Known) -> Known:
-    """With the first slice and the tide line, as a plan finds them: ``first_ms`` is the first event that is there."""
-    first_ms = begin(pipeline, seen.first_ms, seen.events_from_ms, min(seen.headers, default=None))
-    by_day = Counter(name[:8] for name in seen.headers)
-    return replace(seen, first_ms=first_ms, line_ms=tide_line(pipeline, first_ms, by_day, lambda _: seen.headers))
-
-
 def finals(slices: Iterable[Slice]) -> dict[str, object]:
     return {slice_.name: header(slice_) for slice_ in slices}
 
 
-def test_of_a_lake_of_which_events_were_removed_only_whole_slices_are_due() -> None:
-    """The first event that is left is one at half past noon, and the slices of this pipeline are days."""
-    days = pipeline(slice_seconds=86_400)
-    left = known(first_ms=NOON_MS - 3 * DAY_MS + HOUR_MS // 2, events_from_ms=NOON_MS - 3 * DAY_MS)
-    assert survey(days, known_to(days, left)).due[0].slice == slice_at(days, NOON_MS - 2 * DAY_MS)
-    all_there = known_to(days, replace(left, events_from_ms=0))
-    assert survey(days, all_there).due[0].slice == slice_at(days, NOON_MS - 3 * DAY_MS)
-    # Of seconds, the next whole one is at the very time.
-    assert known_to(pipeline(), left).first_ms == slice_at(pipeline(), NOON_MS - 3 * DAY_MS + HOUR_MS // 2).start_ms
+def test_of_a_lake_of_which_events_were_removed_only_whole_slices_are_due(events: Events) -> None:
+    """The first event that is left is one at half past noon."""
+    left_ms = NOON_MS - 2 * DAY_MS + HOUR_MS // 2
+    events.land(NOON_MS - 3 * DAY_MS, NOON_MS - 2 * DAY_MS - 1, left_ms, NOON_MS)
+    session = Window.session(gap_ms=1000, longest_ms=HOUR_MS // 2)
+    firsts = {pipeline(): left_ms, pipeline(slice_seconds=86_400): NOON_MS - NOON_MS % DAY_MS - DAY_MS}
+    firsts[pipeline(window=session, slice_seconds=3600)] = NOON_MS - 2 * DAY_MS + HOUR_MS
+    assert {first_of(events, each) for each in firsts} == {NOON_MS - 3 * DAY_MS}
+    events.remove_old()
+    assert events.from_ms == NOON_MS - 2 * DAY_MS
+    assert {each: first_of(events, each) for each in firsts} == firsts
 
 
-def test_the_tide_line_stays_when_the_first_events_go() -> None:
+def first_of(events: Events, of: Pipeline) -> int | None:
+    """Where a pipeline of which nothing is final would begin."""
+    return line_of(of, None, Landed.at(events.lake, SOURCE))[0]
+
+
+def test_the_tide_line_stays_when_the_first_events_go(events: Events) -> None:
     hours = pipeline(slice_seconds=3600)
+    final = FinalTable.open(events.lake, hours)
     some = slices_between(hours, NOON_MS - 3 * DAY_MS, NOON_MS - DAY_MS)
-    before = survey(hours, known_to(hours, known(headers=finals(some))))
-    less = known(headers=finals(some), first_ms=NOON_MS - 2 * DAY_MS, events_from_ms=NOON_MS - 2 * DAY_MS)
-    after = survey(hours, known_to(hours, less))
-    assert before.tide_line_ms == after.tide_line_ms == NOON_MS - DAY_MS
-    assert [item.slice for item in before.due] == [item.slice for item in after.due]
+    final.publish([Publication(header=replace(header(s), slice_seconds=3600, rows=0), files=()) for s in some])
+    events.land(NOON_MS - 3 * DAY_MS, NOON_MS - DAY_MS - 1, NOON_MS)
+    before = line_of(hours, final, Landed.at(events.lake, SOURCE))
+    events.remove_old()
+    assert events.from_ms
+    assert line_of(hours, final, Landed.at(events.lake, SOURCE)) == before == (NOON_MS - 3 * DAY_MS, NOON_MS - DAY_MS)
 
 
 def test_a_slice_whose_events_are_gone_is_refused_and_never_due() -> None:
@@ -271,10 +275,9 @@ def test_a_slice_whose_events_are_gone_is_refused_and_never_due() -> None:
         in_time={slice_.name: 1 for slice_ in (gone, part, whole)},
         late={slice_.name: 1 for slice_ in (gone, part, whole)},
         events_from_ms=part.start_ms,
-        first_ms=part.start_ms,
+        first_ms=gone.start_ms,
         days=(),
     )
-    seen = known_to(hours, seen)
     scheduled = survey(hours, seen)
     assert [item.slice for item in scheduled.due] == [whole]
     assert scheduled.outdated == (whole,)
@@ -322,12 +325,14 @@ def scene(chance: random.Random, name: str, first_ms: int, lake: Path) -> Scene:
     accounts_end = chance.choice([*some, None])
     accounted = {name for name in final if accounts_end is None or name < accounts_end.name}
     blocked = [name for name in sorted(final) if chance.random() < 0.01]
-    seen = known(headers={name: header(s) for s in some if (name := s.name) in final}, first_ms=first_ms)
-    seen = known_to(made, seen)
+    by_day = Counter(name[:8] for name in final)
+    line_ms = tide_line(made, first_ms, by_day, lambda day: {name for name in final if name[:8] == day})
+    seen = known(
+        headers={name: header(s) for s in some if (name := s.name) in final}, first_ms=first_ms, line_ms=line_ms
+    )
     surveyed = survey(made, seen)
     say_needed(lake, made.recompute_job, needed_from_ms(made, seen, surveyed, blocked))
-    from_ms = seen.first_ms
-    assert from_ms is not None
+    from_ms = slice_at(made, first_ms).start_ms
     say_needed(lake, made.account_job, accounted_to(made, from_ms, accounted) - window.look_back_ms)
     return Scene(made, seen, accounted, blocked)
 

@@ -483,7 +483,7 @@ def test_a_writer_that_was_overtaken_changes_no_properties(tmp_path: Path) -> No
     stale = DeltaTable(tmp_path / SUM.final_table)
     publish(tmp_path, 2)
     with pytest.raises(OvertakenError, match="another writer has committed to "):
-        follow(stale, {"delta.logRetentionDuration": "interval 1 days"}, tmp_path / SUM.final_table)
+        follow(stale, tmp_path / SUM.final_table, {"delta.logRetentionDuration": "interval 1 days"})
     assert kept_of(tmp_path) == {"interval 30 days"}
     assert seen(tmp_path) == both(2)
 

@@ -4,7 +4,7 @@ import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +136,13 @@ def test_a_turn_without_anything_to_fold_commits_nothing(tmp_path: Path) -> None
     assert table.version == version
 
 
-def test_rows_lie_in_the_folded_file_in_order(tmp_path: Path) -> None:
+def test_rows_lie_in_the_folded_file_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups, so that a reader of one slice passes over most of them."""
+    monkeypatch.setattr(folding, "_GROUP_ROWS", 20)
     table = publish(tmp_path, AN_HOUR, rows=3)
     table.tend(never, HOURS_LATER)
     (file,) = (file for file in files_with_sizes(table._table) if ROWS_SLICE in file)
+    assert pq.read_metadata(table.path / file).num_row_groups == 9
     rows = pq.ParquetFile(table.path / file).read()
     assert rows.column("window_start").to_pylist() == sorted(rows.column("window_start").to_pylist())
     assert rows.column_names == [*columns_of(SUM).names, "version", "as_of", "run", "fingerprint"]
@@ -195,8 +198,8 @@ def test_a_day_is_folded_when_no_late_event_can_reopen_its_slices(tmp_path: Path
     slices = spread(5, 2)
     table = publish(tmp_path, slices, rows=2)
     before, served_before = content(table, slices), relation(tmp_path)
-    # The last slice is in no hour that is over for two hours.
-    table.tend(never, T0 + 6 * HOUR_MS)
+    # The last hour is not over for two hours, though its slices are.
+    table.tend(never, T0 + 7 * HOUR_MS - 1)
     assert folders(table) == [slices[-2].name, slices[-1].name, *["rows-20261110"] * 4]
     table.tend(never, DAYS_LATER - 1)
     assert folders(table) == ["rows-20261110"] * 5
@@ -280,7 +283,7 @@ def test_a_version_that_was_folded_long_ago_is_read_as_it_was_folded(
 def test_rows_of_two_definitions_are_not_mixed_in_a_file(tmp_path: Path) -> None:
     """The rows of the older one would seem to have the newer one's columns, and to have lost what was in them."""
     publish(tmp_path, AN_HOUR[:4], 1)
-    table = publish(tmp_path, AN_HOUR[2:4], 2, MORE)
+    table = publish(tmp_path, AN_HOUR[1:3], 2, MORE)
     before = content(table, AN_HOUR[:4])
     for now_ms in (HOURS_LATER, DAYS_LATER):
         table.tend(never, now_ms)
@@ -289,23 +292,41 @@ def test_rows_of_two_definitions_are_not_mixed_in_a_file(tmp_path: Path) -> None
         table.tend(never, now_ms)
         assert table.version == version
         assert content(table, AN_HOUR[:4]) == before
-        assert [table.has_columns_of_now(slice_.name) for slice_ in AN_HOUR[:4]] == [False, False, True, True]
+        assert [table.has_columns_of_now(slice_.name) for slice_ in AN_HOUR[:4]] == [False, True, True, False]
         assert not any(served.is_changed(table, MORE, header) for header in table.headers().values())
-        assert [reopened(table).has_columns_of_now(slice_.name) for slice_ in AN_HOUR[:4]] == [True, True, False, False]
+        assert [reopened(table).has_columns_of_now(slice_.name) for slice_ in AN_HOUR[:4]] == [True, False, False, True]
     schemas = [pq.read_schema(table.path / file.path).names for file in stored(table._table)]
     assert sorted("highest" in names for names in schemas) == [False, True]
+
+
+def test_folded_files_with_other_columns_are_not_written_again_and_again() -> None:
+    start = T0 * 1000
+    alike = [Stored(f"slice=rows-20261110-a/{number}", 10, 1, start + number, start + number) for number in range(2)]
+    assert [each.files for each in due(alike, SUM, DAYS_LATER)] == [tuple(alike)]
+    assert list(due([alike[0], alike[1]._replace(path="slice=rows-20261110-b/1")], SUM, DAYS_LATER)) == []
+    # A large one takes in a small one only when there are more of them.
+    assert list(due([alike[0], alike[1]._replace(size=20)], SUM, DAYS_LATER)) == []
+    large = [
+        file._replace(path=f"slice=rows-20261110-a/{number}", size=50_000_000)
+        for number in range(5)
+        for file in alike[:1]
+    ]
+    assert [len(each.files) for each in due(large, SUM, DAYS_LATER)] == [2, 2]
 
 
 # -- What is not folded --
 
 
-def test_a_slice_with_a_window_that_begins_in_another_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [AN_HOUR[2].start, None])
+def test_a_slice_with_a_window_that_begins_elsewhere_stays_as_it_is(tmp_path: Path, start: datetime | None) -> None:
     """A person may have approved it."""
     publish(tmp_path, AN_HOUR[:3])
     table = FinalTable.open(tmp_path, SUM)
     with table.staged() as stage:
         stray = staged(stage, AN_HOUR[1], 2, SUM, 2)
-        pq.write_table(rows_of(SUM, AN_HOUR[2], 2, 2), stray.files[0])
+        values = rows_of(SUM, AN_HOUR[1], 2, 2).to_pylist()
+        values[1]["window_start"] = start
+        pq.write_table(pa.Table.from_pylist(values, columns_of(SUM)), stray.files[0])
         table.publish([stray])
     for now_ms in (HOURS_LATER, DAYS_LATER):
         table.tend(never, now_ms)
