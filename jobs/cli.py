@@ -618,19 +618,25 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="How many measured drains each side has; the median counts.")] = 3,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="ingest, rolling_sum, word_count, freshness, scale, recompute, history, publish or reading."),
+        typer.Option(
+            help="ingest, rolling_sum, word_count, freshness, scale, recompute, history, publish or reading; or year, "
+            "which takes up to an hour and is no part of a run without --only."
+        ),
     ] = None,
+    days: Annotated[
+        int, typer.Option(min=1, help="How many days the simulated year has; fewer are a quick look.")
+    ] = 365,
 ) -> None:
     """Measure our jobs beside plain Spark and DuckDB, and freshness; a whole run writes docs/benchmarks.md."""
     from local import bench as measure
-    from local import bench_report
+    from local import bench_report, bench_year_report
 
     # As Ctrl-C does, so that brokers and sessions end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings.from_env()
     wanted = tuple(only or measure.EVERYTHING)
     with _steps("bench") as step:
-        results = measure.run(settings, records=records, rounds=rounds, only=wanted, report=step)
+        results = measure.run(settings, records=records, rounds=rounds, only=wanted, report=step, days=days)
     if results.races:
         Console().print(bench_report.table(results))
     if results.freshness:
@@ -639,11 +645,18 @@ def bench(
         Console().print(bench_report.scale_table(results.scaled))
     for table in bench_report.batch_tables(results):
         Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for table in bench_year_report.tables(results.year) if results.year else ():
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if results.year:
+        print(bench_year_report.verdict(results.year))
     if not only and records >= measure.WHOLE_RECORDS:
         bench_report.write(results, settings, rounds)
         print(f"written: {bench_report.PAGE}")
     elif wanted == (measure.SCALE,) and records >= measure.WHOLE_RECORDS:
         bench_report.write_scale(results, settings, rounds)
+        print(f"written: its part of {bench_report.PAGE}")
+    elif results.year and bench_year_report.is_whole(results.year):
+        bench_report.write_year(results.year, results, settings)
         print(f"written: its part of {bench_report.PAGE}")
 
 

@@ -1,4 +1,4 @@
-"""`tideline bench`: our jobs against plain Spark ones, how fresh the live windows are, and the batch half.
+"""`tideline bench`: our jobs against plain Spark ones, how fresh the live windows are, the batch half, and a year.
 
 Each workload gets a broker of its own, empty and on free ports. Two warm sessions, ours and the plain one, then drain
 the same new records in turns, so that whatever else the machine does hits both.
@@ -31,15 +31,18 @@ from jobs.pipelines.spec import Topic
 from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
-from local import bench_batch, bench_scale
+from local import bench_batch, bench_scale, bench_year
 from local.bench_batch import BATCH, Batch, Sizes
 from local.bench_scale import PARTITIONS, WORKERS, WORKLOAD, Scaled
+from local.bench_year import DAYS, YEAR, Year
 from local.broker import Broker
 
 FRESHNESS = "freshness"
 SCALE = "scale"
 RACES = (INGEST, "rolling_sum", "word_count")
 EVERYTHING = (*RACES, FRESHNESS, SCALE, *BATCH)
+# A year takes longer than all of them: it is measured when it is asked for.
+CHOICES = (*EVERYTHING, YEAR)
 # Fewer records measure how a query starts rather than how it runs.
 WHOLE_RECORDS = 1_000_000
 GOAL_RATIO = 0.9
@@ -97,25 +100,30 @@ class Results:
     load_after: float
     batch: Batch | None = None
     scaled: tuple[Scaled, ...] = ()
+    year: Year | None = None
 
 
-def run(settings: Settings, *, records: int, rounds: int, only: tuple[str, ...], report: Report) -> Results:
+def run(
+    settings: Settings, *, records: int, rounds: int, only: tuple[str, ...], report: Report, days: int = DAYS
+) -> Results:
     """Measure; everything lies in a temporary folder and is gone afterwards."""
-    unknown = sorted(set(only) - set(EVERYTHING))
+    unknown = sorted(set(only) - set(CHOICES))
     if unknown:
-        raise Refusal(f"nothing to measure is called {', '.join(unknown)}: choose from {', '.join(EVERYTHING)}")
+        raise Refusal(f"nothing to measure is called {', '.join(unknown)}: choose from {', '.join(CHOICES)}")
     load_before = os.getloadavg()[0]
     races = tuple(_race(settings, name, records, rounds, report) for name in RACES if name in only)
     freshness = _freshness(settings, report) if FRESHNESS in only else None
     scaled = _scale(settings, records, rounds, report) if SCALE in only else ()
     # Last: it starts Spark in this process.
     batch = _batch(settings, Sizes.of(records, rounds), only, report) if set(BATCH) & set(only) else None
+    year = _year(settings, rounds, days, report) if YEAR in only else None
     load_after = os.getloadavg()[0]
     return Results(
         races=races,
         freshness=freshness,
         batch=batch,
         scaled=scaled,
+        year=year,
         load_before=load_before,
         load_after=load_after,
     )
@@ -124,6 +132,12 @@ def run(settings: Settings, *, records: int, rounds: int, only: tuple[str, ...],
 def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
     with _place(settings, "batch") as (kafka, _env, home):
         return bench_batch.run(replace(settings, kafka=kafka, lake_root=home / "lake"), sizes, only, report)
+
+
+def _year(settings: Settings, rounds: int, days: int, report: Report) -> Year:
+    with _place(settings, YEAR) as (kafka, _env, home):
+        placed = replace(settings, kafka=kafka, lake_root=home / "lake")
+        return bench_year.run(placed, report, days=days, rounds=rounds)
 
 
 def _scale(settings: Settings, records: int, rounds: int, report: Report) -> tuple[Scaled, ...]:

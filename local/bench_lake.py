@@ -37,7 +37,7 @@ WINDOWS = PIPELINE.slice_seconds * 1000 // PIPELINE.window.size_ms
 _SOURCE = PIPELINE.source
 _WRITE_ID = "made-up"
 _LIVE_BATCH_SECONDS = 5
-_RECORDS = (
+RECORDS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
@@ -170,7 +170,7 @@ class MadeLake:
 
 def events_schema(spark: SparkSession) -> pa.Schema:
     """The columns of `events` as ingest has them."""
-    return arrow_schema(landed(spark.createDataFrame([], _RECORDS), _SOURCE))
+    return arrow_schema(landed(spark.createDataFrame([], RECORDS), _SOURCE))
 
 
 def stage_windows(final: FinalTable, headers: Sequence[Header], keys: int) -> list[Folder]:

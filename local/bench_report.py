@@ -13,10 +13,12 @@ from rich.table import Table
 
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings
+from local import bench_year_report
 from local.bench import GOAL_P95_SECONDS, GOAL_RATIO, SIDES, Freshness, Race, Results
 from local.bench_batch import Batch
 from local.bench_batch_report import met, sections, tables
 from local.bench_scale import WORKERS, Scaled
+from local.bench_year import Year
 from local.java import find_java
 
 PAGE = PROJECT / "docs" / "benchmarks.md"
@@ -76,11 +78,29 @@ def _scale_rows(scaled: Sequence[Scaled]) -> list[tuple[str, ...]]:
 
 def write_scale(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
     """Replace its part of the page, and no other."""
-    head, begin, rest = page.read_text().partition(_SCALE_BEGIN)
-    _, end, tail = rest.partition(_SCALE_END)
-    if not begin or not end:
-        raise Refusal(f"{page} has no part between {_SCALE_BEGIN} and {_SCALE_END}: write it whole by `make bench`")
-    page.write_text(head + _scale_part(results, settings, rounds) + tail)
+    _replace(page, _SCALE_BEGIN, _SCALE_END, _scale_part(results, settings, rounds))
+
+
+def write_year(year: Year, results: Results, settings: Settings, page: Path = PAGE) -> None:
+    """Replace its part of the page, and no other."""
+    where = _YEAR_WHERE.format(**_where(results, settings))
+    _replace(page, bench_year_report.BEGIN, bench_year_report.END, bench_year_report.part(year, where))
+
+
+def _replace(page: Path, begin: str, end: str, part: str) -> None:
+    head, begins, rest = page.read_text().partition(begin)
+    _, ends, tail = rest.partition(end)
+    if not begins or not ends:
+        raise Refusal(f"{page} has no part between {begin} and {end}: write it whole by `make bench`")
+    page.write_text(head + part + tail)
+
+
+def _year_part(page: Path) -> str:
+    """As it is in a page: a whole run does not measure it."""
+    begin, end = bench_year_report.BEGIN, bench_year_report.END
+    _, begins, rest = (page.read_text() if page.exists() else "").partition(begin)
+    kept, ends, _ = rest.partition(end)
+    return f"{begin}{kept}{end}" if begins and ends else f"{begin}\n\nnot measured\n\n{end}"
 
 
 def _scale_part(results: Results, settings: Settings, rounds: int) -> str:
@@ -94,7 +114,7 @@ def _scale_part(results: Results, settings: Settings, rounds: int) -> str:
 
 def write(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
     """Replace the page by these results."""
-    page.write_text(_PAGE.format(**_facts(results, settings, rounds)))
+    page.write_text(_PAGE.format(**_facts(results, settings, rounds), year=_year_part(page)))
 
 
 def _row(race: Race) -> tuple[str, ...]:
@@ -154,6 +174,8 @@ def _commit() -> str:
     return ran.stdout.strip() or "unknown"
 
 
+_YEAR_WHERE = "On {machine}; {date}, commit {commit}, load average {load}."
+
 _PAGE = """\
 # Benchmarks
 
@@ -194,6 +216,10 @@ the broker and the asking process share the machine.
 
 {batch}
 
+## A year without a hand
+
+{year}
+
 ## Where
 
 | | |
@@ -210,6 +236,7 @@ the broker and the asking process share the machine.
 
 `make bench` (about half an hour on a quiet machine). `tideline bench --records 50000 --only rolling_sum` is a quick
 look: it prints, and leaves this page alone. `--only` takes `ingest`, `rolling_sum`, `word_count`, `freshness`,
-`scale`, `recompute`, `history`, `publish` and `reading`; `scale` alone replaces its part of this page. How the
-platform does for hours is another question: `make soak`.
+`scale`, `recompute`, `history`, `publish` and `reading`; `scale` alone replaces its part of this page, and so does
+`year`, which takes the better part of an hour and is measured only when it is asked for: `tideline bench --only year`.
+How the platform does for hours is another question: `make soak`.
 """
