@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, Self
 
 import duckdb
@@ -22,6 +23,10 @@ from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR_FORMAT = "%Y-%m-%dT%H"
+_ASKED = (
+    *("path", "num_records", "null_count.event_time", "min.event_time", "max.event_time"),
+    *("max.offset", "max.arrival_time"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,7 @@ class Landed:
 
     def first_ms(self) -> int | None:
         """The earliest event time, by the log alone: the begin of its hour where a file has no statistics."""
-        firsts = [first for first, _ in self._spans().values()]
+        firsts = [first for first, _ in self._spans.values()]
         return min(firsts, default=None)
 
     def files(self, ranges: Iterable[tuple[int, int]]) -> list[str]:
@@ -75,7 +80,7 @@ class Landed:
         wanted = list(ranges)
         return [
             file
-            for file, (first, last) in self._spans().items()
+            for file, (first, last) in self._spans.items()
             if any(first < to and from_ <= last for from_, to in wanted)
         ]
 
@@ -116,7 +121,7 @@ class Landed:
 
     def newest_arrival_ms(self) -> int:
         """When the newest record arrived, by the log alone; now, where a file has no statistics."""
-        newest = [action.get("max.arrival_time") for action in self._actions()]
+        newest = [action.get("max.arrival_time") for action in self._actions]
         known = [_ms(moment) for moment in newest if moment]
         return max(known) if len(known) == len(newest) and known else round(time.time() * 1000)
 
@@ -153,14 +158,19 @@ class Landed:
         )
         return database
 
+    @cached_property
     def _actions(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        """What the log says of each file, as far as it is asked here."""
+        table = pa.table(self.table.get_add_actions(flatten=True))
+        asked = table.select([name for name in _ASKED if name in table.column_names])
+        rows: list[dict[str, Any]] = asked.to_pylist()
         return rows
 
+    @cached_property
     def _spans(self) -> dict[str, tuple[int, int]]:
         """First and last event time of each file, as far as the log knows; a file of rejected records has none."""
         found = {}
-        for action in self._actions():
+        for action in self._actions:
             hour = _ms(datetime.strptime(value_of(action["path"]), _HOUR_FORMAT).replace(tzinfo=UTC))
             rows, nulls = action.get("num_records"), action.get("null_count.event_time")
             if rows is not None and rows == nulls:
@@ -179,7 +189,7 @@ class Landed:
         return {partition for ranges in topics for partition in ranges.offsets}
 
     def _holding_offsets_from(self, offset: int) -> set[str]:
-        last = ((action["path"], action.get("max.offset")) for action in self._actions())
+        last = ((action["path"], action.get("max.offset")) for action in self._actions)
         return {path for path, newest in last if newest is None or newest >= offset}
 
 
