@@ -23,31 +23,25 @@ from jobs.connectors.states import Boundary, Entry, Request, State
 from jobs.connectors.tries import Try
 from jobs.pipelines.slices import slice_at, slice_named
 from jobs.refusal import Refusal
-from tests import simulation
-from tests.simulation import (
-    BEGIN_MS,
-    MINUTE_MS,
-    SEND,
-    SUM,
-    FinalModel,
-    World,
-    begin,
-    happen,
-    in_turns,
-    judge_end,
-    model_of,
-    run,
-    stage_slice,
-)
+from tests.simulated_broker import SKEW_MS, Broker
+from tests.simulated_judges import judge_end
+from tests.simulated_tables import FinalModel
+from tests.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, World
+from tests.simulation import begin, happen, in_turns, model_of, run, stage_slice
 
+# By partition: how far the clock of its leader is ahead of that which says what time it is.
+SKEWS = ((0, -SKEW_MS), (SKEW_MS, 0), (-SKEW_MS // 2, SKEW_MS // 2))
 # Each is a history of up to six runs by three to five actors, with a lease that is the product's own.
 SEEDS = 400
 
 
 def world_of(root: Path, seed: int) -> World:
-    world = World(root=root / str(seed), chance=random.Random(seed))
-    world.events = [BEGIN_MS + world.chance.randrange(3 * MINUTE_MS) for _ in range(12)]
-    world.landed = 12
+    world = World(root=root / str(seed), chance=random.Random(seed), re_creates=seed % 4 == 2)
+    if seed % 2:
+        world.broker = Broker(ahead_ms=dict(zip(range(2), world.chance.choice(SKEWS), strict=True)))
+    for world.clock_ms in sorted(BEGIN_MS + world.chance.randrange(3 * MINUTE_MS) for _ in range(12)):
+        world.arrive(world.clock_ms)
+    world.broker.land_all()
     world.clock_ms = BEGIN_MS + 6 * MINUTE_MS
     if world.chance.random() < 0.3:
         world.bad = {slice_at(SUM, BEGIN_MS + world.chance.randrange(4) * MINUTE_MS).name}
@@ -56,7 +50,7 @@ def world_of(root: Path, seed: int) -> World:
 
 def settle(world: World) -> list[str]:
     """Everything landed, and two runs that nobody disturbs: the second has nothing left to do but what is blocked."""
-    world.landed = len(world.events)
+    world.broker.land_all()
     run(world, "settling")
     # What was reopened by late events of the first is final after the second.
     run(world, "settled")
@@ -77,8 +71,9 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
             "b": (lambda: run(world, "b", asked), lambda: run(world, "b again", asked)),
             "c": (lambda: happen(world), lambda: run(world, "c"), lambda: run(world, "c again", asked)),
         }
-        if seed % 3 == 0:
+        if seed % 3 == 0 or world.re_creates:
             run(world, "before")
+        if seed % 3 == 0:
             actors["back"] = (lambda: back(world, first.name),)
         if seed % 5 == 0:
             actors["ahead"] = (lambda: run(world, "ahead", ahead_ms=10 * MINUTE_MS),)
@@ -180,7 +175,7 @@ def rolled_back(root: Path, dies_at: int | None = None) -> World:
     with model_of(world):
         run(world, "first")
         world.arrive(slice_.start_ms)
-        world.landed = len(world.events)
+        world.broker.land_all()
         run(world, "second")
         world.operations.clear()
         if dies_at is None:
@@ -254,7 +249,7 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
         touched = slice_at(SUM, BEGIN_MS)
         before = world.history[-1][touched.name]
         world.arrive(BEGIN_MS + 1)
-        world.landed += 1
+        world.broker.land_all()
         run(world, "second")
         header, content = world.history[-1][touched.name]
         assert (header.version, content) == (2, before[1] + 1)
@@ -305,7 +300,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world.clock_ms = HASTY.start_ms + 30_000
     for at in range(1000):
         world.arrive(HASTY.start_ms + at)
-    world.landed = len(world.events)
+    world.broker.land_all()
     with model_of(world), monkeypatch.context() as patch:
         patch.setattr(publishing, "early", lambda *_: None)
         run(world, "hasty", ahead_ms=5 * MINUTE_MS)
@@ -313,7 +308,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world.defects.clear()
     for at in range(9):
         world.arrive(HASTY.start_ms + 30_000 + at)
-    world.landed = len(world.events)
+    world.broker.land_all()
     return world
 
 
@@ -358,7 +353,7 @@ def test_what_a_slice_misses_that_was_rolled_back_stays_away(hasty: World) -> No
         judge_healed(hasty)
         back(hasty, HASTY.name)
         hasty.arrive(HASTY.start_ms)
-        hasty.landed = len(hasty.events)
+        hasty.broker.land_all()
         run(hasty, "older")
         hasty.lines = as_older(hasty.lines)
         run(hasty, "later")
@@ -395,6 +390,23 @@ def test_what_a_dead_run_left_is_taken_up_however_old_it_is(old: World, monkeypa
                 run(old, "dying", ASKED)
         judge_taken_up(old)
         assert run(old, "third") is None
+
+
+def test_a_line_about_a_slice_that_another_run_has_published_meanwhile_is_left_out(old: World) -> None:
+    """Nobody would look at it again: the run that has written it ends without having published anything."""
+    settings: Any = SimpleNamespace(lake_root=old.root, kafka=None)
+    with model_of(old):
+        plan = planning.make(old.root, None, SUM, "slow", None, lambda: old.clock_ms).plan
+        run(old, "fast")
+        # From here on the tide line is behind the moment of that plan.
+        old.clock_ms += 10 * MINUTE_MS
+        run(old, "later")
+        planning.note(old.root, SUM, [plan.entry(w, State.AUDITING, at_ms=old.clock_ms) for w in plan.work])
+        folder = RunFolder.of(old.root, SUM, "slow")
+        folder.take({})
+        folder.decide({work.slice: {"passed": True, "failures": [], "rows": 1, "checksum": "c"} for work in plan.work})
+        assert publishing.publish(settings, SUM, "slow", now_ms=old.clock_ms).versions == {}
+        assert settle(old) == []
 
 
 def test_a_run_that_dies_while_it_begins_again_leaves_its_plan(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,16 +518,33 @@ def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
     world.bad = {slice_.name}
     with model_of(world):
         run(world, "first")
-        monkeypatch.setattr(simulation, "TOPIC_ID", "t2")
+        world.broker.re_create()
+        world.clock_ms += 1_000
+        world.arrive(*(slice_.start_ms + at for at in range(3)))
+        world.broker.land_all()
         monkeypatch.setattr(states, "too_late", lambda *_: False)
-        world.arrived = dict.fromkeys(range(len(world.events)), world.clock_ms)
         monkeypatch.setattr(late, "_is_late", lambda *_: True)
         planning.make(world.root, None, SUM, "later", None, lambda: world.clock_ms)
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
         assert (line.state, line.version, line.run) == (State.BLOCKED, 1, "first")
-        assert line.boundary == Boundary(topic_id="t2", ends={0: len(world.events)})
+        assert line.boundary == Boundary(topic_id="t2", ends=world.broker.ends)
         assert line.offsets == {}
         assert line.late > 0
+
+
+def test_what_was_landed_of_an_earlier_topic_is_not_late_for_what_was_computed_with_it(tmp_path: Path) -> None:
+    """It was planned when the topic was re-created already, and before anything of the new one was landed."""
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    with model_of(world):
+        world.broker.re_create()
+        run(world, "first")
+        world.clock_ms += 10 * MINUTE_MS
+        world.arrive(world.clock_ms)
+        world.broker.land_all()
+        run(world, "second")
+        assert {header.version for header, _ in world.history[-1].values()} == {1}
+        assert settle(world) == []
 
 
 def test_a_slice_with_a_line_keeps_it_when_it_gets_another_boundary() -> None:
@@ -553,7 +582,7 @@ def test_one_who_is_overtaken_while_it_sends_begins_no_further_slice(tmp_path: P
         monkeypatch.setattr(world, "operate", overtake)
         with pytest.raises(LeaseLostError):
             run(world, "overtaken")
-    assert len({slice_at(SUM, at) for at in world.events}) > 1
+    assert len({slice_at(SUM, record.time) for record in world.broker.landed}) > 1
     assert len(world.topic) == 1
 
 

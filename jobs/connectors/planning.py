@@ -254,8 +254,14 @@ def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:
     with writing(lake_root, pipeline.recompute_job):
         ledger = Ledger.open(lake_root, pipeline)
         newest, counted = ledger.newest([line.slice for line in said]), ledger.counted()
-        said = [line for line in said if not is_passed(line, newest.get(line.slice))]
+        said = [line for line in said if not _is_old(line, newest.get(line.slice))]
         ledger.append(with_missed(lake_root, pipeline, said, newest, counted))
+
+
+def _is_old(line: Entry, newest: Entry | None) -> bool:
+    """Whether a run has nothing more to say of a slice: another one has published this version, or is at the next."""
+    published = newest is not None and newest.state is State.FINAL and newest.version == line.version
+    return published or is_passed(line, newest)
 
 
 def _plan(pipeline: Pipeline, run: str, seen: _Seen, surveyed: Survey) -> Plan:
