@@ -148,7 +148,8 @@ def _row(database: duckdb.DuckDBPyConnection, sql: str) -> tuple[Any, ...]:
 def _more_rows(lake_root: Folder, pipeline: Pipeline, more_seconds: int) -> int | None:
     """By the rows of the newest final slices: so many windows and keys begin in a second."""
     final = FinalTable.read(lake_root, pipeline)
-    headers = sorted(final.headers().values(), key=lambda header: header.slice)[-100:] if final else []
+    newest = final.headers(final.days()[-2:]) if final else {}
+    headers = [newest[name] for name in sorted(newest)[-100:]]
     if not headers:
         return None
     return round(sum(header.rows for header in headers) / len(headers) / pipeline.slice_seconds * more_seconds)

@@ -25,10 +25,10 @@ from jobs.connectors.events import Landed
 from jobs.connectors.final import FinalTable
 from jobs.connectors.fleet import Fleet
 from jobs.connectors.incidents import Incidents
-from jobs.connectors.states import tide_line
+from jobs.connectors.plan_inputs import line_of
 from jobs.folders import Folder
 from jobs.pipelines import PIPELINES, STREAMS
-from jobs.pipelines.slices import slice_at, slice_named
+from jobs.pipelines.slices import slice_at
 from jobs.pipelines.spec import Pipeline, dag_id_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -263,16 +263,12 @@ def age_of_tide_line(lake_root: Folder, pipeline: Pipeline) -> tuple[float, int]
 
     Before anything is final, the line is where the first slice begins.
     """
-    final, landed = FinalTable.read(lake_root, pipeline), Landed.at(lake_root, pipeline.source)
-    headers = final.headers() if final else {}
-    starts = [slice_named(pipeline, min(headers)).start_ms] if headers else []
-    starts += [first] if landed and (first := landed.first_ms()) is not None else []
-    now_ms = time.time() * 1000
-    if not starts:
+    final = FinalTable.read(lake_root, pipeline)
+    first_ms, line_ms = line_of(pipeline, final, Landed.at(lake_root, pipeline.source))
+    if first_ms is None:
         return 0.0, 0
-    first_ms = slice_at(pipeline, min(starts)).start_ms
-    line_ms = tide_line(pipeline, first_ms, headers)
-    return (now_ms - (first_ms if line_ms is None else line_ms)) / 1000, len(headers)
+    since_ms = slice_at(pipeline, first_ms).start_ms if line_ms is None else line_ms
+    return time.time() - since_ms / 1000, sum(final.slices_by_day().values()) if final else 0
 
 
 def conflicts(logs: Path) -> Iterator[str]:

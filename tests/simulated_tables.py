@@ -5,6 +5,7 @@ window, which counts events. Its key changes with their number, so most new vers
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -38,6 +39,12 @@ class FinalModel:
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
         found = self.world.history[self.seen].items()
         return {name: header for name, (header, _) in found if days is None or name[:8] in days}
+
+    def slices_by_day(self) -> dict[str, int]:
+        return Counter(name[:8] for name in self.world.history[self.seen])
+
+    def days_changed_since(self, time_ms: int) -> set[str]:
+        return {name[:8] for name, (header, _) in self.world.history[self.seen].items() if header.as_of_ms >= time_ms}
 
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
         self.world.operate("final: read")

@@ -16,7 +16,8 @@ from tests.simulated_broker import Broker, Record, within
 
 SUM = PIPELINES["rolling_sum"]
 MINUTE_MS = 60_000
-BEGIN_MS = 1_800_000_000_000
+# Three minutes before midnight: slices of two days.
+BEGIN_MS = 1_800_057_600_000 - 3 * MINUTE_MS
 SEND = "topic: send"
 # A slice's version and how many events its window counts.
 Final = dict[str, tuple[Header, int]]

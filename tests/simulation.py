@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from greenlet import greenlet
 
-from jobs.connectors import late, planning, publishing
+from jobs.connectors import late, plan_inputs, planning, publishing
 from jobs.connectors.publishing import Published
 from jobs.connectors.runs import RunFolder, Work
 from jobs.connectors.states import Request, State, closes_at
@@ -50,9 +50,9 @@ def model_of(world: World) -> Iterator[None]:
             patch.setattr(module, "FinalTable", final)
             patch.setattr(module, "Ledger", ledger)
         landed = SimpleNamespace(at=lambda *_: LandedModel(world) if world.broker.landed else None)
-        patch.setattr(planning, "Landed", landed)
-        patch.setattr(late, "Landed", landed)
-        patch.setattr(planning, "require", require)
+        for module in (planning, plan_inputs, late):
+            patch.setattr(module, "Landed", landed)
+        patch.setattr(plan_inputs, "require", require)
         # Ingest lands nothing while this process waits for it.
         patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
         patch.setattr(publishing, "send", send)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from greenlet import getcurrent
 
-from jobs.connectors import late, planning, publishing, runs, states
+from jobs.connectors import late, plan_inputs, planning, publishing, runs, states
 from jobs.connectors.control import LeaseLostError
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.publishing import roll_back
@@ -64,8 +64,8 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
     asked = Request(slices=(first, slice_at(SUM, BEGIN_MS + MINUTE_MS)), reason="asked")
     with model_of(world), pytest.MonkeyPatch.context() as patch:
         if seed % 4 == 3 and seed % 5:
-            # As if all that is before the tide line were days old: a plan looks there only for what runs have left.
-            patch.setattr(planning, "_MORE_HOURS", -SUM.source.horizon_hours)
+            # As if the day before midnight were a week ago: once it is whole, a plan looks there for what runs left.
+            patch.setattr(plan_inputs, "_MORE_HOURS", -SUM.source.horizon_hours)
         actors: dict[str, tuple[Callable[[], object], ...]] = {
             "a": (lambda: run(world, "a"), lambda: run(world, "a again")),
             "b": (lambda: run(world, "b", asked), lambda: run(world, "b again", asked)),
@@ -364,7 +364,7 @@ def test_what_a_slice_misses_that_was_rolled_back_stays_away(hasty: World) -> No
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world in which nothing before the tide line may be touched any more."""
-    monkeypatch.setattr(planning, "_MORE_HOURS", -SUM.source.horizon_hours)
+    monkeypatch.setattr(plan_inputs, "_MORE_HOURS", -SUM.source.horizon_hours)
     world = world_of(tmp_path, 3)
     world.bad = set()
     return world
@@ -390,23 +390,6 @@ def test_what_a_dead_run_left_is_taken_up_however_old_it_is(old: World, monkeypa
                 run(old, "dying", ASKED)
         judge_taken_up(old)
         assert run(old, "third") is None
-
-
-def test_a_line_about_a_slice_that_another_run_has_published_meanwhile_is_left_out(old: World) -> None:
-    """Nobody would look at it again: the run that has written it ends without having published anything."""
-    settings: Any = SimpleNamespace(lake_root=old.root, kafka=None)
-    with model_of(old):
-        plan = planning.make(old.root, None, SUM, "slow", None, lambda: old.clock_ms).plan
-        run(old, "fast")
-        # From here on the tide line is behind the moment of that plan.
-        old.clock_ms += 10 * MINUTE_MS
-        run(old, "later")
-        planning.note(old.root, SUM, [plan.entry(w, State.AUDITING, at_ms=old.clock_ms) for w in plan.work])
-        folder = RunFolder.of(old.root, SUM, "slow")
-        folder.take({})
-        folder.decide({work.slice: {"passed": True, "failures": [], "rows": 1, "checksum": "c"} for work in plan.work})
-        assert publishing.publish(settings, SUM, "slow", now_ms=old.clock_ms).versions == {}
-        assert settle(old) == []
 
 
 def test_a_run_that_dies_while_it_begins_again_leaves_its_plan(old: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,17 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.connectors.delta_log import keep_entry
-from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, dataset, files_with_sizes, opened, value_of
+from jobs.connectors.fenced import (
+    HOUR_SECONDS,
+    Action,
+    FencedTable,
+    dataset,
+    files_with_sizes,
+    files_written_since,
+    opened,
+    rows_by_partition,
+    value_of,
+)
 from jobs.connectors.parquet import footer, read, write
 from jobs.connectors.states import Header
 from jobs.folders import Folder
@@ -120,6 +130,16 @@ class FinalTable(FencedTable):
         """The days on which final slices begin, in order."""
         folders = {value_of(file) for file, _ in self._all_files() if file.startswith(f"slice={HEADERS_SLICE}")}
         return sorted(folder.removeprefix(HEADERS_SLICE) for folder in folders)
+
+    def slices_by_day(self) -> dict[str, int]:
+        """How many slices are final, by the day on which they begin. By the log alone."""
+        rows = rows_by_partition(self._table)
+        return {v.removeprefix(HEADERS_SLICE): count for v, count in rows.items() if v.startswith(HEADERS_SLICE)}
+
+    def days_changed_since(self, time_ms: int) -> set[str]:
+        """The days of which a slice was published since a moment. By the log alone."""
+        files = files_written_since(self._table, time_ms)
+        return {value_of(f).removeprefix(HEADERS_SLICE) for f in files if value_of(f).startswith(HEADERS_SLICE)}
 
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
         """Of every final slice, or of those that begin on one of these days."""

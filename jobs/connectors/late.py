@@ -4,7 +4,7 @@ The latter are in no slice that was made final by a right clock. Where they are 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,9 +29,17 @@ class Missed:
 
 
 def count_late(
-    pipeline: Pipeline, landed: Landed, last: Counted | None, known: Known, ends: Mapping[int, int]
+    pipeline: Pipeline,
+    landed: Landed,
+    last: Counted | None,
+    known: Known,
+    ends: Mapping[int, int],
+    newest: str | None,
+    headers_of: Callable[[Collection[str]], Mapping[str, Header]],
 ) -> tuple[Known, Counted]:
     """What is known, with the events that came since the last count and that a slice was computed without.
+
+    ``newest``: the newest final slice. ``headers_of``: the headers of some days, for old slices with late events.
 
     Returns:
         what is known then, and how far it is counted.
@@ -47,22 +55,21 @@ def count_late(
         rows = partial(landed.since, {}, last.at_ms)
     else:
         rows = partial(landed.since, {}, 0)
-    computed = _computed(known)
-    late, in_time = Counter[str](), Counter[str]()
-    if not computed:
-        return known, now
-    for row in rows(slice_named(pipeline, max(computed)).end_ms + pipeline.window.reach_ms).to_pylist():
-        touched = (name for name in _touched(pipeline, row["time"]) if name in computed)
-        missing = [name for name in touched if _is_late(row, computed[name], known.topic)]
-        late.update(missing)
-        in_time.update(name for name in missing if _came_in_time(pipeline, name, row))
-    return replace(known, late=late, in_time=in_time), now
-
-
-def _computed(known: Known) -> dict[str, Header | Entry]:
-    """What may miss events: what is final, and what a run has computed of other slices."""
     unfinished = {name: entry for name, entry in known.entries.items() if entry.state in _COMPUTED_NOT_FINAL}
-    return {**unfinished, **known.headers}
+    last_computed = max([*unfinished, *([newest] if newest else [])], default=None)
+    if last_computed is None:
+        return known, now
+    events = rows(slice_named(pipeline, last_computed).end_ms + pipeline.window.reach_ms).to_pylist()
+    touched = [_touched(pipeline, event["time"]) for event in events]
+    headers = headers_of({name[:8] for names in touched for name in names})
+    computed: dict[str, Header | Entry] = {**unfinished, **headers}
+    late, in_time = Counter[str](), Counter[str]()
+    for event, names in zip(events, touched, strict=True):
+        missing = [name for name in names if name in computed and _is_late(event, computed[name], known.topic)]
+        late.update(missing)
+        in_time.update(name for name in missing if _came_in_time(pipeline, name, event))
+    found = {name: headers[name] for name in late if name in headers}
+    return replace(known, headers={**known.headers, **found}, late=late, in_time=in_time), now
 
 
 def tell_apart(pipeline: Pipeline, landed: Landed, known: Known, counted: Counted | None) -> Known:

@@ -95,6 +95,14 @@ class Ledger(FencedTable):
         rows = self._newest({slice_[:8] for slice_ in slices})
         return _entries(rows.filter(pc.is_in(rows.column("slice"), pa.array(slices, pa.string()))))
 
+    def days(self) -> list[str]:
+        """The days of whose slices there is a line, in order."""
+        return sorted({value_of(file) for file in files_with_sizes(self._table)})
+
+    def newest_of(self, days: Collection[str]) -> dict[str, Entry]:
+        """The newest line of each slice that begins on one of these days."""
+        return _entries(self._newest(days))
+
     def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
         """The newest line of each slice that begins on one of these days, but of those that are settled the name alone.
 

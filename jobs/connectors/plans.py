@@ -47,7 +47,8 @@ def _sentences(planned: Planned) -> Iterable[str]:
     if survey.blocked:
         yield f"{ranges(survey.blocked)} are blocked by their checks: see the DAG publish_blocked."
     if survey.outdated:
-        yield f"{ranges(survey.outdated)} are final by an older definition: a run with outdated=true brings them up."
+        said = f"{ranges(survey.outdated)} are final by an older definition, and older slices may be, too"
+        yield f"{said}: a run with outdated=true brings them up."
     if plan.untold:
         yield f"{len(plan.untold)} slices are published, but topic or ledger do not say so yet: they are told now."
 

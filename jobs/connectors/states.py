@@ -1,6 +1,5 @@
 """What becomes of a slice: when it is closed, whether it is due, and why. Decisions only, on plain data."""
 
-from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -8,6 +7,7 @@ from typing import Self
 
 import msgspec
 
+from jobs.connectors.days import DAY_MS, day_of
 from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between
 from jobs.pipelines.spec import Pipeline
 
@@ -182,6 +182,7 @@ class Survey:
     # Asked for, but not closed: with the sentence.
     refused: Mapping[Slice, str]
     blocked: tuple[Slice, ...]
+    # Of those that were looked at: there may be older ones.
     outdated: tuple[Slice, ...]
     # Published, but a run died before it told the ledger and the topic.
     untold: tuple[str, ...]
@@ -192,16 +193,19 @@ class Known:
     """What tables and topic say when a plan is made."""
 
     now_ms: int
+    # Of the first landed event or final slice.
     first_ms: int | None
     topic: Topic
     landed: Mapping[int, int]
+    # Of the days that may have something to do, and of slices that are asked for, were left or have late events.
     headers: Mapping[str, Header]
     entries: Mapping[str, Entry]
+    line_ms: int | None = None
     # Late events of final slices since the last plan, and those of them that had come in time.
     late: Mapping[str, int] = field(default_factory=dict)
     in_time: Mapping[str, int] = field(default_factory=dict)
-    # Slices before it are final, and nothing that can be landed touches them: only a request takes them.
-    since_ms: int = 0
+    # Days in which any slice may be due. In others all are final: only a request, an event or a dead run takes one.
+    days: Collection[str] | None = None
     # Final slices of runs that have not ended, wherever they are.
     left: Collection[str] = ()
     # Final slices of which the ledger says just that, and nothing else: they are in no entries.
@@ -226,21 +230,17 @@ def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
     return arrival_ms < closes_at(pipeline, slice_) - CLOCK_SKEW_MS
 
 
-def begin(pipeline: Pipeline, known: Known) -> int | None:
-    """Where the first slice begins of which there is anything; none if nothing ever was."""
-    starts = [slice_at(pipeline, known.first_ms).start_ms] if known.first_ms is not None else []
-    starts += [slice_named(pipeline, min(known.headers)).start_ms] if known.headers else []
-    return min(starts, default=None)
-
-
 def over(pipeline: Pipeline, known: Known) -> list[Slice]:
-    """Every slice since the first event whose time has come, and that may be due."""
-    first = begin(pipeline, known)
-    last = known.now_ms - closes_at(pipeline, Slice(0, 0)) - pipeline.slice_seconds * 1000
-    if first is None:
+    """Every slice whose time has come, of the days that may have one to do."""
+    if known.first_ms is None:
         return []
-    recent = slices_between(pipeline, max(first, known.since_ms), last + 1)
-    return [slice_ for slice_ in recent if slice_.start_ms >= known.since_ms]
+    first = slice_at(pipeline, known.first_ms).start_ms
+    end = known.now_ms - closes_at(pipeline, Slice(0, 0)) - pipeline.slice_seconds * 1000 + 1
+    if known.days is None:
+        return slices_between(pipeline, first, end)
+    starts = (at for at in range(first - first % DAY_MS, end, DAY_MS) if day_of(at) in known.days)
+    spans = ((max(first, at), min(end, at + DAY_MS)) for at in starts)
+    return [slice_ for from_, to in spans for slice_ in slices_between(pipeline, from_, to) if slice_.start_ms >= from_]
 
 
 def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> Survey:
@@ -284,29 +284,15 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
         refused |= {s: f"ingest has yet to land {b.missing(known.landed)}" for s, b in waiting.items()}
     looked_up = known.headers if known.with_entries is None else known.with_entries
     return Survey(
-        tide_line_ms=tide_line(pipeline, begin(pipeline, known), known.headers),
+        tide_line_ms=known.line_ms,
         due=tuple(due),
         waiting=waiting,
         taken=taken,
         refused=refused,
         blocked=tuple(s for s in candidates if _state(known, s) is State.BLOCKED),
-        outdated=_outdated(pipeline, known.headers),
+        outdated=outdated_slices(pipeline, known.headers),
         untold=tuple(name for name in looked_up if _is_untold(known.headers[name], known.entries.get(name))),
     )
-
-
-def tide_line(pipeline: Pipeline, first_ms: int | None, headers: Collection[str]) -> int | None:
-    """The end of the last slice up to which every slice from the first on is final; none if the first is not."""
-    if first_ms is None:
-        return None
-    first, length = slice_at(pipeline, first_ms), pipeline.slice_seconds * 1000
-    names = sorted(name for name in headers if name >= first.name)
-
-    def is_behind_a_gap(place: int) -> bool:
-        return slice_named(pipeline, names[place]).start_ms > first.start_ms + place * length
-
-    whole = bisect_left(range(len(names)), True, key=is_behind_a_gap)
-    return first.start_ms + whole * length if whole else None
 
 
 def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
@@ -315,8 +301,14 @@ def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
 
 
 def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
-    """Whether a run is at work on the next version: below a line of this one nobody would find what it leaves."""
-    return entry is not None and entry.version > computed.version
+    """Whether a run is at work on the next version, or another has made this one final.
+
+    Below a line of this run nobody would find what the other leaves.
+    """
+    if entry is None:
+        return False
+    is_final_by_another = entry.state is State.FINAL and entry.run != computed.run
+    return entry.version > computed.version or (entry.version == computed.version and is_final_by_another)
 
 
 def reconciled(header: Header, entry: Entry | None) -> Entry:
@@ -410,7 +402,8 @@ def _state(known: Known, slice_: Slice) -> State | None:
     return entry.state if entry else None
 
 
-def _outdated(pipeline: Pipeline, headers: Mapping[str, Header]) -> tuple[Slice, ...]:
+def outdated_slices(pipeline: Pipeline, headers: Mapping[str, Header]) -> tuple[Slice, ...]:
+    """Those that are final by an older definition."""
     names = sorted(name for name, header in headers.items() if header.fingerprint != pipeline.fingerprint)
     return tuple(slice_named(pipeline, name) for name in names)
 
@@ -427,8 +420,7 @@ def _why_not(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
     """Why a slice that is asked for can never be closed now; none if it can."""
     if why := early(pipeline, slice_, known.now_ms):
         return why
-    first = begin(pipeline, known)
-    if first is None or slice_.start_ms < first:
+    if known.first_ms is None or slice_.end_ms <= known.first_ms:
         # To publish it would make every slice from there on due.
         return "no event was ever landed so early"
     return None

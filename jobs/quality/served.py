@@ -1,6 +1,7 @@
 """The check of what a pipeline serves: its live windows, how fresh they are, and final slices against their headers."""
 
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from jobs.connectors.runs import KEPT_SECONDS, name_of
 from jobs.connectors.states import Header
 from jobs.folders import Folder
 from jobs.pipelines.relations import table_name
-from jobs.pipelines.slices import slice_at, slice_named
+from jobs.pipelines.slices import Slice, slice_at
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, check_served
@@ -100,13 +101,31 @@ def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
 
 
 def sample(final: FinalTable | None, pipeline: Pipeline, now_ms: int) -> list[Header]:
-    """All slices of the last day, and of the older ones as many as turn by turn cover them all."""
-    headers = sorted(final.headers().values() if final else (), key=lambda header: header.slice)
-    since = now_ms - _CHECKED_ALWAYS_MS
-    older = [header for header in headers if slice_named(pipeline, header.slice).start_ms < since]
-    turns = -(-len(older) // _SAMPLE)
-    turn = now_ms // 600_000 % turns if turns else 0
-    return older[turn * _SAMPLE : (turn + 1) * _SAMPLE] + headers[len(older) :]
+    """All slices of the last day, and of the older ones as many as turn by turn cover them all.
+
+    Headers are read of the days that this needs alone.
+    """
+    if final is None:
+        return []
+    by_day, since = final.slices_by_day(), Slice(now_ms - _CHECKED_ALWAYS_MS, now_ms).name
+    newest = final.headers([day for day in by_day if day >= since[:8]])
+    always = sorted(name for name in newest if name >= since)
+    turns = -(-(sum(by_day.values()) - len(always)) // _SAMPLE)
+    begin = now_ms // 600_000 % turns * _SAMPLE if turns else 0
+    older = [header for header in _in_order(final, by_day, begin) if header.slice < since]
+    return older + [newest[name] for name in always]
+
+
+def _in_order(final: FinalTable, by_day: Mapping[str, int], begin: int) -> list[Header]:
+    """Some headers from a place on, in the order of their slices."""
+    days, skipped = sorted(by_day), 0
+    while days and begin - skipped >= by_day[days[0]]:
+        skipped += by_day[days.pop(0)]
+    found: list[Header] = []
+    while days and len(found) < begin - skipped + _SAMPLE:
+        headers = final.headers([days.pop(0)])
+        found += [headers[name] for name in sorted(headers)]
+    return found[begin - skipped :][:_SAMPLE]
 
 
 def is_changed(final: FinalTable | None, pipeline: Pipeline, header: Header) -> bool:

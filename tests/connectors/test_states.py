@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from jobs.connectors.days import DAY_MS
 from jobs.connectors.states import (
     CLOCK_SKEW_MS,
     MAX_SLICES,
@@ -23,7 +22,6 @@ from jobs.connectors.states import (
     is_in_time,
     reconciled,
     survey,
-    tide_line,
     with_late,
 )
 from jobs.pipelines import PIPELINES
@@ -235,11 +233,15 @@ def test_nothing_is_restated_before_anything_was_landed() -> None:
     assert [item.slice for item in found.due] == [FIRST]
 
 
-def test_slices_before_all_that_can_be_touched_are_left_alone() -> None:
-    later = known(10 * MINUTE, since_ms=START + 5 * MINUTE)
-    assert min(due(survey(SUM, later))) == slice_at(SUM, START + 5 * MINUTE).name
-    touched = survey(SUM, replace(later, headers={FIRST.name: header(events=1)}, late={FIRST.name: 5}))
-    assert due(touched)[FIRST.name] == "5 late events"
+def test_of_days_that_are_whole_only_news_takes_a_slice() -> None:
+    next_day = slice_at(SUM, START - START % DAY_MS + DAY_MS)
+    later = known(next_day.end_ms - FIRST.end_ms, days={next_day.name[:8]}, headers={FIRST.name: header(events=1)})
+    later = replace(later, entries=seen(entry()), with_entries=())
+    assert due(survey(SUM, later)) == {next_day.name: "closed"}
+    assert due(survey(SUM, replace(later, late={FIRST.name: 5})))[FIRST.name] == "5 late events"
+    assert set(due(survey(SUM, later, Request(slices=(FIRST,), reason="a test")))) == {FIRST.name}
+    begun = replace(later, entries=seen(entry(state=State.REOPENED, version=2)), left={FIRST.name})
+    assert due(survey(SUM, begun))[FIRST.name] == "unfinished: closed"
 
 
 def test_events_that_came_in_time_reopen_whatever_the_threshold() -> None:
@@ -295,11 +297,3 @@ def test_what_is_not_closed_is_refused_with_its_reason() -> None:
     assert (due(found), found.refused[later]) == ({}, "it is not over: late events are awaited for 600 s more")
     behind = survey(SUM, known(landed={0: 9}), Request(slices=(FIRST,), reason="a test"))
     assert behind.refused == {FIRST: "ingest has yet to land partition 0: 1 offsets"}
-
-
-@given(st.lists(st.booleans(), max_size=20))
-def test_the_tide_line_is_where_the_first_gap_begins(final: list[bool]) -> None:
-    slices = slices_between(SUM, START, START + len(final) * MINUTE)
-    names = {slice_.name for slice_, is_final in zip(slices, final, strict=True) if is_final}
-    gap = final.index(False) if False in final else len(final)
-    assert tide_line(SUM, START, names) == (slices[gap - 1].end_ms if gap else None)

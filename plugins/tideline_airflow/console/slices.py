@@ -2,16 +2,19 @@
 
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import Annotated, Any
+from typing import Annotated
 
 from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import HTMLResponse
 
+from jobs.connectors.days import tide_line
 from jobs.connectors.final import FinalTable
+from jobs.connectors.incidents import Incidents
+from jobs.connectors.incidents import blocked as blocked_incident
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import RunFolder
-from jobs.connectors.states import Entry, State, tide_line
+from jobs.connectors.states import Entry, State
 from jobs.folders import Folder
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
@@ -41,16 +44,26 @@ _Pipeline = Annotated[Pipeline, Depends(_pipeline)]
 @router.get("/slices/{dag_id}", response_class=HTMLResponse)
 def slices(pipeline: _Pipeline) -> str:
     """The newest slices, and up to where everything is final."""
-    ledger, final = Ledger.read(_lake(), pipeline), FinalTable.read(_lake(), pipeline)
-    newest = ledger.newest() if ledger else {}
+    ledger = Ledger.read(_lake(), pipeline)
+    if ledger is None:
+        return _page(f"Slices of {pipeline.name}", "<p>No plan was made yet: unpause the DAG.</p>")
+    newest, is_all = _newest(ledger)
     rows = [_row(pipeline, newest[name]) for name in sorted(newest, reverse=True)[:_SHOWN]]
-    more = f"<p>and {len(newest) - _SHOWN:,} older ones: ask <code>ledger_{pipeline.name}</code></p>"
+    more = f"<p>Older ones: <code>tideline query 'select * from slices_{pipeline.name}'</code></p>"
     heads = ("slice", "state", "version", "rows", "events", "late", "since", "why")
-    said = _said(pipeline, final.headers() if final else {}, newest)
     return _page(
         f"Slices of {pipeline.name}",
-        f"<p>{escape(said)}</p>{_table(heads, rows)}{more if len(newest) > _SHOWN else ''}",
+        f"<p>{escape(_said(pipeline, ledger, newest))}</p>{_table(heads, rows)}{'' if is_all else more}",
     )
+
+
+def _newest(ledger: Ledger) -> tuple[dict[str, Entry], bool]:
+    """The slices of so many days that a page is full, and whether these are all of them."""
+    found: dict[str, Entry] = {}
+    days = ledger.days()
+    while days and len(found) <= _SHOWN:
+        found |= ledger.newest_of([days.pop()])
+    return found, len(found) <= _SHOWN
 
 
 @router.get("/slices/{dag_id}/{name}", response_class=HTMLResponse)
@@ -62,7 +75,7 @@ def one_slice(pipeline: _Pipeline, name: str) -> str:
         raise HTTPException(404, str(refusal)) from refusal
     ledger, final = Ledger.read(_lake(), pipeline), FinalTable.read(_lake(), pipeline)
     history = ledger.history(known) if ledger else []
-    header = final.headers().get(known) if final else None
+    header = final.headers([known[:8]]).get(known) if final else None
     if not history and header is None:
         raise HTTPException(404, f"nothing is known of slice {known} of {pipeline.name}")
     heads = ("at", "state", "version", "rows", "events", "late", "run", "why", "checks")
@@ -117,14 +130,20 @@ def _of(entry: Entry) -> tuple[object, ...]:
     return (iso(entry.at_ms), entry.state.value, entry.version, entry.rows, entry.events, entry.late)
 
 
-def _said(pipeline: Pipeline, headers: Mapping[str, Any], newest: Mapping[str, Entry]) -> str:
-    if not newest:
-        return "No plan was made yet: unpause the DAG."
-    line = tide_line(pipeline, slice_named(pipeline, min(newest)).start_ms, headers)
-    blocked = [name for name, entry in newest.items() if entry.state is State.BLOCKED]
-    parts = [f"Final up to {iso(line)}." if line is not None else "The first slice is not final yet."]
+def _said(pipeline: Pipeline, ledger: Ledger, newest: Mapping[str, Entry]) -> str:
+    first = min(ledger.newest_of(ledger.days()[:1]), default=None)
+    line_ms = _line_ms(pipeline, slice_named(pipeline, first).start_ms) if first else None
+    blocked = {name for name, entry in newest.items() if entry.state is State.BLOCKED}
+    prefix = blocked_incident(pipeline.name, "")
+    blocked |= {incident.key.removeprefix(prefix) for incident in Incidents.of(_lake()).still_open(prefix)}
+    parts = [f"Final up to {iso(line_ms)}." if line_ms is not None else "The first slice is not final yet."]
     parts += [f"Blocked: {', '.join(sorted(blocked))}."] if blocked else []
     return " ".join(parts)
+
+
+def _line_ms(pipeline: Pipeline, first_ms: int) -> int | None:
+    final = FinalTable.read(_lake(), pipeline)
+    return tide_line(pipeline, first_ms, final.slices_by_day(), lambda day: final.headers([day])) if final else None
 
 
 def _docs(pipeline: Pipeline, entry: Entry) -> str | None:

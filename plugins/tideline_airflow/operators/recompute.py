@@ -69,8 +69,7 @@ class PlanOperator(PipelineOperator):
             wait_until_over(pipeline, key, clock)
             request = ask.request
             if ask.outdated and request:
-                outdated = planning.look(settings.lake_root, client, pipeline, None, clock).survey.outdated
-                request = Request(slices=outdated, reason=request.reason)
+                request = Request(slices=planning.outdated(settings.lake_root, pipeline), reason=request.reason)
             if ask.dry_run:
                 return planning.look(settings.lake_root, client, pipeline, request, clock)
             planning.await_ingest(settings.lake_root, client, pipeline, run_id, request, clock)

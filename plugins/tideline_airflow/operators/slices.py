@@ -136,7 +136,7 @@ class RollBackOperator(PublishOperator):
         pipeline, lake_root = self.definition, self.settings().lake_root
         slice_named(pipeline, self.slice)
         final = FinalTable.read(lake_root, pipeline)
-        now = final.headers().get(self.slice) if final else None
+        now = final.headers([self.slice[:8]]).get(self.slice) if final else None
         if final is None or now is None:
             raise Refusal(f"slice {self.slice} of {pipeline.name!r} is not final: there is nothing to roll back")
         old, _ = earlier(lake_root, pipeline, final, self.slice, int(self.to_version))

@@ -1,0 +1,66 @@
+"""Days of slices: which of them are whole, and up to where every slice is final.
+
+Headers and ledger lines lie in files by day (the first eight characters of a slice's name). How many slices of a day
+are final is known from the log of the final table alone, so a plan opens the files of few days, however old the lake.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.spec import HOUR_MS, Pipeline
+
+DAY_MS = 24 * HOUR_MS
+
+
+def day_of(time_ms: int) -> str:
+    """The day of a moment.
+
+    >>> day_of(1_800_000_000_000)
+    '20270115'
+    """
+    return Slice(time_ms, time_ms).name[:8]
+
+
+def days_between(from_ms: int, to_ms: int) -> list[str]:
+    """The days from one moment to another, both included."""
+    return [day_of(at) for at in range(from_ms - from_ms % DAY_MS, to_ms + 1, DAY_MS)]
+
+
+def incomplete_days(pipeline: Pipeline, first_ms: int, now_ms: int, final: Mapping[str, int]) -> list[str]:
+    """The days since the first event in which not every slice is final.
+
+    ``final``: how many slices of each day are.
+    """
+    first = slice_at(pipeline, first_ms).start_ms
+    starts = range(first - first % DAY_MS, now_ms + 1, DAY_MS)
+    return [
+        day_of(at) for at in starts if final.get(day_of(at), 0) < _begin_between(pipeline, max(first, at), at + DAY_MS)
+    ]
+
+
+def tide_line(
+    pipeline: Pipeline, first_ms: int | None, final: Mapping[str, int], names: Callable[[str], Collection[str]]
+) -> int | None:
+    """The end of the last slice up to which every slice from the first on is final; none if the first is not.
+
+    ``final``: how many slices of each day are final. ``names``: which, of the one day that has to be looked at.
+    """
+    if first_ms is None:
+        return None
+    line_ms = first = slice_at(pipeline, first_ms).start_ms
+    while (there := final.get(day_of(line_ms))) is not None:
+        count = _begin_between(pipeline, line_ms, line_ms - line_ms % DAY_MS + DAY_MS)
+        if there >= count:
+            line_ms += count * pipeline.slice_seconds * 1000
+            continue
+        in_day = names(day_of(line_ms))
+        while (slice_ := slice_at(pipeline, line_ms)).name in in_day:
+            line_ms = slice_.end_ms
+        break
+    return line_ms if line_ms > first else None
+
+
+def _begin_between(pipeline: Pipeline, from_ms: int, to_ms: int) -> int:
+    """How many slices begin in [from, to)."""
+    length = pipeline.slice_seconds * 1000
+    return -(-to_ms // length) - -(-from_ms // length)
