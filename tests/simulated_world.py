@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from greenlet import getcurrent
+from greenlet import getcurrent, greenlet
 
 from jobs.connectors.states import Counted, Entry, Header, closes_at
 from jobs.pipelines import PIPELINES
@@ -48,6 +48,8 @@ class World:
     told_since: set[tuple[str, int]] = field(default_factory=set)
     topic: dict[bytes, bytes | None] = field(default_factory=dict)
     leases: Leases = field(init=False)
+    # By actor: how far the clock of its machine is ahead of the broker's.
+    machines: dict[greenlet, int] = field(default_factory=dict)
     bad: Collection[str] = field(default_factory=set)
     reported: list[tuple[str, int]] = field(default_factory=list)
     defects: list[str] = field(default_factory=list)
@@ -55,6 +57,11 @@ class World:
 
     def __post_init__(self) -> None:
         self.leases = Leases(lambda name: self.operate(name))
+
+    @property
+    def off_ms(self) -> int:
+        """How far the clock of this actor's machine is ahead."""
+        return self.machines.get(getcurrent(), 0)
 
     def operate(self, name: str) -> None:
         """A moment before or after an operation: here an actor may be paused for ever, or killed."""

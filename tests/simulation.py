@@ -6,16 +6,17 @@ Plan, publish and lease are the product's own code. Tables, topics and clocks ar
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from greenlet import greenlet
+from greenlet import getcurrent, greenlet
 
-from jobs.connectors import late, plan_inputs, planning, publishing
+from jobs.connectors import clock, late, plan_inputs, planning, publishing
 from jobs.connectors.publishing import Published
 from jobs.connectors.runs import RunFolder, Work
-from jobs.connectors.states import Request, State, closes_at
+from jobs.connectors.states import CLOCK_TOLERANCE_MS, Request, State, closes_at
 from jobs.connectors.tries import StagedSlice, Try
 from jobs.refusal import Refusal
 from tests.simulated_broker import SKEW_MS
@@ -56,19 +57,28 @@ def model_of(world: World) -> Iterator[None]:
         # Ingest lands nothing while this process waits for it.
         patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
         patch.setattr(publishing, "send", send)
+        patch.setattr(clock, "_stamped_ms", lambda _: world.clock_ms)
+        patch.setattr(clock, "time", SimpleNamespace(time=lambda: (world.clock_ms + world.off_ms) / 1000))
         yield
 
 
-def run(world: World, name: str, request: Request | None = None, *, ahead_ms: int = 0) -> Published | None:
+def run(
+    world: World, name: str, request: Request | None = None, *, ahead_ms: int = 0, off_ms: int = 0
+) -> Published | None:
     """One DAG run: plan, stage, audit, publish. Tasks may be killed; what they leave is in the world.
 
     ``ahead_ms``: it plans by a clock that is so far ahead of the broker's, as one of an older version may do.
+    ``off_ms``: the clock of its machine is ahead by so much, or behind.
     """
     settings = SimpleNamespace(lake_root=world.root, kafka=None)
+    world.machines[getcurrent()] = off_ms
     world.plans_ahead = world.plans_ahead or ahead_ms > 0
-    clock = lambda: world.clock_ms + ahead_ms  # noqa: E731
-    planning.await_ingest(world.root, None, SUM, name, request, clock)
-    planned = planning.make(world.root, None, SUM, name, request, clock)
+    now = partial(clock._now_ms, None)  # type: ignore[arg-type]
+    plan_clock = (lambda: world.clock_ms + ahead_ms) if ahead_ms else now
+    planning.await_ingest(world.root, None, SUM, name, request, plan_clock)
+    planned = planning.make(world.root, None, SUM, name, request, plan_clock)
+    if abs(off_ms) > CLOCK_TOLERANCE_MS:
+        world.defects.append(f"run {name} has planned on a machine whose clock is off by {off_ms} ms")
     if not planned.plan.work and not planned.plan.untold:
         return None
     folder = RunFolder.of(world.root, SUM, name)
@@ -93,7 +103,7 @@ def run(world: World, name: str, request: Request | None = None, *, ahead_ms: in
     )
     blocked = [work for work in planned.plan.work if work.slice in world.bad]
     planning.note(world.root, SUM, [planned.plan.entry(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
-    published = publishing.publish(settings, SUM, name, now_ms=world.clock_ms)  # type: ignore[arg-type]
+    published = publishing.publish(settings, SUM, name, now_ms=now())  # type: ignore[arg-type]
     world.reported += list(published.versions.items())
     return published
 

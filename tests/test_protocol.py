@@ -19,7 +19,7 @@ from jobs.connectors.control import LeaseLostError
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.publishing import roll_back
 from jobs.connectors.runs import RunFolder
-from jobs.connectors.states import Boundary, Entry, Request, State
+from jobs.connectors.states import CLOCK_TOLERANCE_MS, Boundary, Entry, Request, State
 from jobs.connectors.tries import Try
 from jobs.pipelines.slices import slice_at, slice_named
 from jobs.refusal import Refusal
@@ -29,6 +29,7 @@ from tests.simulated_tables import FinalModel
 from tests.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, World
 from tests.simulation import begin, happen, in_turns, model_of, run, stage_slice
 
+HOUR_MS = 60 * MINUTE_MS
 # By partition: how far the clock of its leader is ahead of that which says what time it is.
 SKEWS = ((0, -SKEW_MS), (SKEW_MS, 0), (-SKEW_MS // 2, SKEW_MS // 2))
 # Each is a history of up to six runs by three to five actors, with a lease that is the product's own.
@@ -66,8 +67,10 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
         if seed % 4 == 3 and seed % 5:
             # As if the day before midnight were a week ago: once it is whole, a plan looks there for what runs left.
             patch.setattr(plan_inputs, "_MORE_HOURS", -SUM.source.horizon_hours)
+        # Half as much as is refused, and much more.
+        off_ms = {1: CLOCK_TOLERANCE_MS // 2, 2: -CLOCK_TOLERANCE_MS // 2}.get(seed % 5, 0)
         actors: dict[str, tuple[Callable[[], object], ...]] = {
-            "a": (lambda: run(world, "a"), lambda: run(world, "a again")),
+            "a": (lambda: run(world, "a", off_ms=off_ms), lambda: run(world, "a again", off_ms=off_ms)),
             "b": (lambda: run(world, "b", asked), lambda: run(world, "b again", asked)),
             "c": (lambda: happen(world), lambda: run(world, "c"), lambda: run(world, "c again", asked)),
         }
@@ -77,6 +80,8 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
             actors["back"] = (lambda: back(world, first.name),)
         if seed % 5 == 0:
             actors["ahead"] = (lambda: run(world, "ahead", ahead_ms=10 * MINUTE_MS),)
+        if seed % 5 in (1, 2):
+            actors["off"] = (lambda: run(world, "off", off_ms=(3 - 2 * (seed % 5)) * 3 * HOUR_MS),)
         ended = in_turns(world, actors, steps=world.chance.randrange(10, 800))
         if told is not None:
             told += ended
@@ -258,9 +263,6 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
         assert run(world, "third") is None
         reopened = [entry for entry in world.lines if (entry.slice, entry.state) == (touched.name, State.REOPENED)]
         assert [entry.late for entry in reopened] == [1]
-
-
-HOUR_MS = 60 * MINUTE_MS
 
 
 def names_early(world: World) -> set[str]:
