@@ -135,6 +135,9 @@ class LandedModel:
     def version(self) -> int:
         return self.note.landed
 
+    def topic_id(self, topic: str) -> str:
+        return id_of(self.note.topic)
+
     def ends(self, topic: str, topic_id: str) -> dict[int, int]:
         return dict(self.note.ends) if id_of(self.note.topic) == topic_id else {}
 

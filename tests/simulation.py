@@ -118,10 +118,13 @@ def stage_slice(own: Try, work: Work) -> StagedSlice:
     return StagedSlice(read=work.events, expected=work.events, rows=1, files=(str(file.relative_to(own.run)),))
 
 
-def in_turns(world: World, actors: Mapping[str, Sequence[Callable[[], object]]], steps: int) -> list[str]:
+def in_turns(
+    world: World, actors: Mapping[str, Sequence[Callable[[], object]]], steps: int, news: int = 100
+) -> list[str]:
     """Let actors run in an order of chance, each paused at every operation; some are killed, some overtaken.
 
     Who holds the lease may be suspended for many steps: then somebody else takes over, and it goes on behind that.
+    ``news``: after so many steps nothing happens any more.
     """
     told: list[str] = []
     alive = {name: begin(work, told) for name, work in actors.items()}
@@ -143,7 +146,7 @@ def in_turns(world: World, actors: Mapping[str, Sequence[Callable[[], object]]],
             suspended[names[sleeper]] = step + world.chance.choice((20, 400))
             continue
         # Later nothing happens: news would have a slice done again, and hide what went wrong before.
-        if happening < 0.15 and step < 100:
+        if happening < 0.15 and step < news:
             happen(world)
         _step(world, alive[name])
         if alive[name].dead:
@@ -193,6 +196,7 @@ def happen(world: World) -> None:
     chance = world.chance
     # At the moment at which a slice is over, those that arrive are behind by their brokers' clocks.
     over_ms = closes_at(SUM, slice_of(0)) % MINUTE_MS - world.clock_ms % MINUTE_MS
+    over_ms -= chance.choice((0, 10_000))
     world.clock_ms += chance.choice((0, 1_000, over_ms % MINUTE_MS, 30_000, MINUTE_MS))
     if world.re_creates and chance.random() < 0.1:
         world.broker.re_create()

@@ -18,6 +18,7 @@ from jobs.connectors import late, plan_inputs, planning, publishing, runs, state
 from jobs.connectors.control import LeaseLostError
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.publishing import roll_back
+from jobs.connectors.reset import To
 from jobs.connectors.runs import RunFolder
 from jobs.connectors.states import CLOCK_TOLERANCE_MS, Boundary, Entry, Request, State
 from jobs.connectors.tries import Try
@@ -25,6 +26,7 @@ from jobs.pipelines.slices import slice_at, slice_named
 from jobs.refusal import Refusal
 from tests.simulated_broker import SKEW_MS, Broker
 from tests.simulated_judges import judge_end
+from tests.simulated_live import Stream, judge_account, live_of, or_reset
 from tests.simulated_tables import FinalModel
 from tests.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, World
 from tests.simulation import begin, happen, in_turns, model_of, run, stage_slice
@@ -32,6 +34,8 @@ from tests.simulation import begin, happen, in_turns, model_of, run, stage_slice
 HOUR_MS = 60 * MINUTE_MS
 # By partition: how far the clock of its leader is ahead of that which says what time it is.
 SKEWS = ((0, -SKEW_MS), (SKEW_MS, 0), (-SKEW_MS // 2, SKEW_MS // 2))
+WAYS = (To.EARLIEST, To.LATEST, To.TIDE_LINE)
+LIVE_SEEDS, LIVE_SEED = 60, 10_000
 # Each is a history of up to six runs by three to five actors, with a lease that is the product's own.
 SEEDS = 400
 
@@ -88,6 +92,36 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
         return settle(world)
 
 
+def simulate_live(root: Path, seed: int) -> list[str]:
+    """What is wrong in the end, with a live stream, its resets, and the account that compares and prunes."""
+    world = world_of(root, LIVE_SEED + seed)
+    world.re_creates = seed % 3 == 0
+    with model_of(world), live_of(world) as stream:
+        run(world, "before")
+        ways = [world.chance.choice(list(WAYS)) for _ in range(4)]
+        actors: dict[str, tuple[Callable[[], object], ...]] = {
+            "run": (lambda: run(world, "a"), lambda: run(world, "b"), lambda: run(world, "c")),
+            "live": tuple(partial(or_reset, stream, 2, way) for way in ways),
+            "more": tuple(partial(or_reset, stream, 2, way) for way in ways),
+            "account": tuple(partial(stream.account, f"account {at}") for at in range(5)),
+        }
+        if seed % 2:
+            actors["operator"] = (partial(stream.reset, ways[0]),)
+        in_turns(world, actors, steps=world.chance.randrange(100, 600), news=400)
+        defects = settle(world)
+        if not defects:
+            defects = settle_live(world, stream)
+        return defects
+
+
+def settle_live(world: World, stream: Stream) -> list[str]:
+    """The stream goes on, or begins anew, and two accounts are made that nobody disturbs."""
+    or_reset(stream, 2, To.EARLIEST)
+    for at in range(2):
+        stream.account(f"settling {at}")
+    return world.defects + judge_account(stream)
+
+
 def back(world: World, slice_: str) -> None:
     settings = SimpleNamespace(lake_root=world.root, kafka=None)
     roll_back(settings, SUM, slice_, 1, run="back", reason="a test", by="tests")  # type: ignore[arg-type]
@@ -135,6 +169,25 @@ def test_nothing_is_lost_if_replaced_runs_go_at_once(tmp_path: Path, monkeypatch
         for seed in range(SEEDS, SEEDS + 150):
             assert simulate(tmp_path, seed, told) == [], f"seed {seed}"
     assert sum("its folder is gone" in line or "holds no plan" in line for line in told) > 5, Counter(told)
+
+
+def test_accounts_add_up_whatever_becomes_of_stream_and_topic(tmp_path: Path) -> None:
+    for seed in range(LIVE_SEEDS):
+        assert simulate_live(tmp_path, seed) == [], f"seed {seed}"
+
+
+def test_an_account_does_not_compare_with_events_of_a_topic_that_no_plan_has_seen_yet(tmp_path: Path) -> None:
+    """By their offsets they would be in slices that were computed before."""
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    with model_of(world), live_of(world) as stream:
+        run(world, "first")
+        world.broker.re_create()
+        world.arrive(BEGIN_MS)
+        world.broker.land_all()
+        stream.account("account")
+        assert world.defects == []
+        assert judge_account(stream) == []
 
 
 def whole_run(root: Path) -> World:

@@ -55,6 +55,10 @@ class Landed:
         """The pinned version."""
         return int(self.table.version())
 
+    def topic_id(self, topic: str) -> str | None:
+        """The id of the topic that was landed last; none as long as nothing says it."""
+        return self.note.topics[topic].topic_id if self.note and topic in self.note.topics else None
+
     def ends(self, topic: str, topic_id: str) -> dict[int, int]:
         """How far each partition of this very topic is landed; empty if another was landed last."""
         ranges = self.note.topics.get(topic) if self.note else None
