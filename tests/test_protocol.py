@@ -5,6 +5,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,14 +29,15 @@ from tests.simulated_broker import SKEW_MS, Broker
 from tests.simulated_judges import judge_end
 from tests.simulated_live import Stream, judge_account, live_of, or_reset
 from tests.simulated_tables import FinalModel
-from tests.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, World
+from tests.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, Killed, World
 from tests.simulation import begin, happen, in_turns, model_of, run, stage_slice
+from tests.tears import torn
 
 HOUR_MS = 60 * MINUTE_MS
 # By partition: how far the clock of its leader is ahead of that which says what time it is.
 SKEWS = ((0, -SKEW_MS), (SKEW_MS, 0), (-SKEW_MS // 2, SKEW_MS // 2))
 WAYS = (To.EARLIEST, To.LATEST, To.TIDE_LINE)
-LIVE_SEEDS, LIVE_SEED = 60, 10_000
+LIVE_SEEDS, LIVE_SEED = 40, 10_000
 # Each is a history of up to six runs by three to five actors, with a lease that is the product's own.
 SEEDS = 400
 
@@ -224,6 +226,57 @@ def test_killed_at_every_operation_of_a_run_in_turn(tmp_path: Path) -> None:
             die_at(world, at, partial(run, world, "dying"))
             assert settle(world) == [], f"killed at {name} ({at})"
             assert world.bad == {name for name in world.bad if name not in world.history[-1]}
+
+
+def tear_at(world: World, operation: int | None, work: Callable[[], object]) -> list[str]:
+    """Do a work that dies at an operation on files or tables, if at any; the operations that were done."""
+
+    def die() -> BaseException:
+        world.leases.killing = True
+        return Killed()
+
+    with torn(world.root, die) as tears, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "operate", lambda name: tears.reach(name, world.root))
+        tears.left = operation
+        with suppress(Killed):
+            work()
+    world.leases.killing = False
+    world.leases.bury(getcurrent())
+    assert tears.is_dead == (operation is not None)
+    return tears.done
+
+
+def begun_before(root: Path) -> World:
+    """A slice is blocked, and one is asked for in a run that has died after its audit."""
+    world = whole_run(root)
+    with model_of(world):
+        run(world, "first")
+        world.clock_ms += MINUTE_MS
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(publishing, "_commit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run(world, "dying", ASKED)
+        world.arrive(BEGIN_MS)
+        world.broker.land_all()
+    return world
+
+
+def test_killed_at_every_file_operation_of_a_run_that_begins_again(tmp_path: Path) -> None:
+    """Before each of them, or in the middle where it writes. The same run goes on, or the next one does."""
+    reference = begun_before(tmp_path / "reference")
+    with model_of(reference):
+        operations = tear_at(reference, None, partial(run, reference, "dying", ASKED))
+    names = {operation.partition(" ")[0] for operation in operations}
+    assert {"write_bytes", "hardlink_to", "unlink", "rmdir"} <= names
+    assert len(operations) > 50
+    for at, operation in enumerate(operations):
+        world = begun_before(tmp_path / str(at))
+        with model_of(world):
+            tear_at(world, at, partial(run, world, "dying", ASKED))
+            if at % 3:
+                run(world, "dying", ASKED)
+            assert settle(world) == [], f"killed at {operation} ({at})"
+        shutil.rmtree(tmp_path / str(at))
 
 
 def rolled_back(root: Path, dies_at: int | None = None) -> World:
