@@ -10,7 +10,7 @@ The earlier rows are published as a new version; the ledger says who did it and 
 **Recovery.** Trigger it again: rolling back to the version before the last is how a roll-back is undone.
 
 **Triage.**
-- *is not there*: that version was never published, or more than 30 days ago.
+- *is not there*: that version was never published, or was replaced more than `FINAL_VERSIONS_KEPT_DAYS` ago.
 - *is at version … already*: nothing to do.
 """
 

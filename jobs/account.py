@@ -7,7 +7,7 @@ its totals are in `balance/<pipeline>`.
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,13 +16,15 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import session
-from jobs.connectors.drift import Accounts, Live, Taken, ask_to_prune, final_files, pruned_before
+from jobs.connectors.accounted import Progress, accounts_kept_from, ready
+from jobs.connectors.drift import Accounts, FinalFiles, Live, Taken, ask_to_prune, final_files, pruned_before
 from jobs.connectors.events import Landed
+from jobs.connectors.events_needed import say_needed
 from jobs.connectors.final import TIME, FinalTable
 from jobs.connectors.incidents import Incidents, unexplained
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import writing
-from jobs.connectors.states import Counted, Header
+from jobs.connectors.states import Counted, Header, has_events, removed
 from jobs.folders import Folder
 from jobs.pipelines.slices import slice_at, slice_named
 from jobs.pipelines.spec import Pipeline, WindowKind
@@ -31,6 +33,7 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.times import iso
 from jobs.transforms import drift
+from jobs.transforms.aggregate import slice_of
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +57,15 @@ class Seen:
     # Of the ledger: which topic its offsets are of, and since when.
     counted: Counted | None
     accounted: Collection[tuple[str, int]]
+    # The first day whose accounts are kept.
+    kept_from: str = ""
     # Of the rows about batches; none if all are there.
     batches_since: datetime | None = None
 
     def due(self) -> list[Header]:
-        """The versions of slices that have no account yet, the oldest first."""
-        missing = [h for h in self.headers.values() if (h.slice, h.version) not in self.accounted]
+        """The versions of slices that have no account yet, the oldest first; accounts of old ones are not kept."""
+        young = (h for h in self.headers.values() if h.slice >= self.kept_from)
+        missing = [h for h in young if (h.slice, h.version) not in self.accounted]
         return sorted(missing, key=lambda header: header.slice)[:MAX_SLICES]
 
 
@@ -85,10 +91,12 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
         )
     with writing(settings.lake_root, pipeline.account_job):
         accounts = Accounts.open(settings.lake_root, pipeline)
-    seen = _see(settings.lake_root, pipeline, accounts)
-    if seen is None:
+    looked_ms = round((time.time() - _CLOCKS.total_seconds()) * 1000)
+    final = FinalTable.read(settings.lake_root, pipeline)
+    if final is None:
         log.info("nothing of %s is final yet", pipeline.name)
         return
+    seen = _see(settings.lake_root, pipeline, final, accounts)
     due = seen.due()
     found = _sort(pipeline, seen, due)
     if found.waiting:
@@ -99,21 +107,25 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
     else:
         _tell(settings.lake_root, pipeline, accounts, link)
     _prune(settings, pipeline, seen, accounts)
+    is_all = not found.waiting and len(due) < MAX_SLICES
+    _get_on(settings.lake_root, pipeline, final, accounts, seen, looked_ms if is_all else None)
 
 
-def _see(lake_root: Folder, pipeline: Pipeline, accounts: Accounts) -> Seen | None:
-    final = FinalTable.read(lake_root, pipeline)
-    if final is None:
-        return None
+def _see(lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Accounts) -> Seen:
+    """All of the days that have live rows, or on which a slice was published since the last account."""
     live, ledger = Live.at(lake_root, pipeline), Ledger.read(lake_root, pipeline)
+    progress, kept_from, there = Progress.read(lake_root, pipeline), accounts_kept_from(final), final.days()
+    changed = final.days_changed_since(progress.seen_ms if progress else 0)
+    days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
     return Seen(
         final_version=final.version,
-        headers=final.headers(),
+        headers=final.headers(days),
         live=live,
         landed=Landed.at(lake_root, pipeline.source),
         pruned_before=pruned_before(lake_root, pipeline),
         counted=ledger.counted() if ledger else None,
-        accounted=accounts.done(),
+        accounted=accounts.done(days),
+        kept_from=kept_from,
         batches_since=live.complete_since(),
     )
 
@@ -145,6 +157,9 @@ def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
     earlier = any(slice_ == header.slice for slice_, _ in seen.accounted)
     if earlier and header.slice < seen.pruned_before:
         return "its live rows were pruned after the account of an earlier version"
+    landed_from_ms = seen.landed.from_ms if seen.landed else 0
+    if not has_events(pipeline, slice_named(pipeline, header.slice), landed_from_ms):
+        return removed(pipeline.source, landed_from_ms)
     if seen.batches_since and _earliest(pipeline, [header]) < seen.batches_since:
         return f"rows about micro-batches before {seen.batches_since:%FT%TZ} were removed: they were older than needed"
     return None
@@ -199,7 +214,7 @@ def _account(
         lease.check()
         accounts.add(stage if stage.exists() else None, rows)
         _tell(settings.lake_root, pipeline, accounts, link)
-        accounts.tend()
+        accounts.tend(seen.kept_from)
     seconds = time.monotonic() - began
     log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
 
@@ -219,7 +234,7 @@ def compare(
     transformed = _tagged(spark, settings, pipeline, seen, headers, taken, finals).persist()
     names = {header.slice for header in headers}
     live = _rows(spark, pipeline, seen.live.files(names), _OF_LIVE)
-    final = _rows(spark, pipeline, final_files(settings.lake_root, pipeline, seen.final_version, names), {})
+    final = _final_rows(spark, pipeline, final_files(settings.lake_root, pipeline, seen.final_version, names), names)
     balance = drift.balance(transformed, live, final, pipeline).persist()
     try:
         rows = drift.drift_rows(balance, finals, pipeline, run_id)
@@ -268,6 +283,17 @@ def _width(taken: Iterable[Taken]) -> int:
     return max(1, sum(sizes) // max(1, len(sizes)))
 
 
+def _final_rows(spark: SparkSession, pipeline: Pipeline, files: FinalFiles, slices: Collection[str]) -> DataFrame:
+    own = _rows(spark, pipeline, files.own, {})
+    if not files.folded:
+        return own
+    # There, rows of other slices are beside those that are wanted. The bounds let most of them be passed over.
+    start, wanted = F.col("window_start"), [slice_named(pipeline, name) for name in slices]
+    bounds = start.between(F.lit(min(each.start for each in wanted)), F.lit(max(each.end for each in wanted)))
+    of_slices = slice_of(start, pipeline.slice_seconds).isin(*slices)
+    return own.unionByName(_rows(spark, pipeline, files.folded, {}).where(bounds & of_slices))
+
+
 def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: Mapping[str, str]) -> DataFrame:
     values = dict(zip(pipeline.value_columns, pipeline.value_types, strict=True))
     types = {"window_start": "TIMESTAMP", "window_end": "TIMESTAMP", **values, **more}
@@ -301,7 +327,7 @@ def _tell(lake_root: Folder, pipeline: Pipeline, accounts: Accounts, link: str |
         log.error("unexplained: %s", text)
         incidents.open(key, text, link=link)
     else:
-        incidents.close(key, "the newest account of every slice explains every difference")
+        incidents.close(key, "the newest account of every slice explains every difference, as far as accounts are kept")
 
 
 def _sentence(pipeline: Pipeline, accounts: Accounts, wrong: Sequence[Mapping[str, Any]]) -> str:
@@ -329,15 +355,30 @@ def _of(row: Mapping[str, Any], side: str, name: str) -> Any:
 
 def _prune(settings: Settings, pipeline: Pipeline, seen: Seen, accounts: Accounts) -> None:
     """Ask for all slices before the first that is not final and accounted for, or that is still to be kept."""
-    done = accounts.done()
-    ready = {name for name, header in seen.headers.items() if (name, header.version) in done}
+    done = ready(seen.headers, accounts.done({name[:8] for name in seen.headers}), seen.kept_from)
     now = datetime.now(UTC)
     there, before = seen.live.slices(), seen.pruned_before
     for name in sorted(there | set(seen.headers)):
         slice_ = slice_named(pipeline, name)
-        if name not in ready or slice_.end + timedelta(seconds=settings.live_kept_seconds) > now:
+        if name not in done or slice_.end + timedelta(seconds=settings.live_kept_seconds) > now:
             break
         before = max(before, slice_at(pipeline, slice_.end_ms).name)
-    superseded = {name for name in there if name < before and name in ready}
+    superseded = {name for name in there if name < before and name in done}
     if superseded:
         ask_to_prune(settings.lake_root, pipeline, before, superseded)
+
+
+def _get_on(
+    lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Accounts, seen: Seen, looked_ms: int | None
+) -> None:
+    """Remember how far accounts are, and say which events they still need: those of later slices.
+
+    ``looked_ms``: all that was published before has its account; none if some of it has not.
+    """
+    last = Progress.read(lake_root, pipeline) or Progress.begin(pipeline, final, seen.landed)
+    if last is None:
+        return
+    seen_ms = last.seen_ms if looked_ms is None else looked_ms
+    now = replace(last.advanced(pipeline, final, accounts, seen.kept_from), seen_ms=seen_ms)
+    now.write(lake_root, pipeline)
+    say_needed(lake_root, pipeline.account_job, now.to_ms - pipeline.window.look_back_ms)

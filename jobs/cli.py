@@ -650,6 +650,9 @@ def bench(
 @app.command()
 def soak(
     minutes: Annotated[int, typer.Option(min=2, help="How long, once everything runs.")] = 20,
+    quota: Annotated[
+        int | None, typer.Option(min=50, help="Megabytes that the disk of the lake has; needs root.")
+    ] = None,
 ) -> None:
     """Run three pipelines with recompute on a platform of its own; exit code 1 if the tide line falls behind."""
     from local import soak as watch
@@ -658,7 +661,7 @@ def soak(
     # As Ctrl-C does, so that the platform ends with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _steps("soak") as step:
-        soaked = watch.run(minutes, step)
+        soaked = watch.run(minutes, step, quota)
     for table in soak_report.tables(soaked):
         Console(width=None if sys.stdout.isatty() else 160).print(table)
     print("\n".join(soak_report.verdict(soaked)))

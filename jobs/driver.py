@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from kafka.errors import KafkaError
@@ -50,12 +50,20 @@ def supervised(settings: Settings, job: str, work: Callable[[Lease, threading.Ev
         with stop_on_signal() as stop:
             ending = work(lease, stop)
     except BaseException as error:
-        lease.release(Receipt(time=time.time(), clean=False, cause=cause_of(error)))
+        _leave(lease, Receipt(time=time.time(), clean=False, cause=cause_of(error)))
         raise
     lease.release(
         Receipt(time=time.time(), clean=True, cause=ending.why, batches=ending.batches, offsets=ending.offsets)
     )
     log.info("%s: %s; receipt of epoch %d written", job, ending.why, lease.epoch)
+
+
+def _leave(lease: Lease, receipt: Receipt) -> None:
+    """Say what it failed of. A disk that is full takes no receipt: then the log has it, and the death is noticed."""
+    try:
+        lease.release(receipt)
+    except OSError as error:
+        log.error("no receipt can be written (%s); epoch %d ended: %s", error, lease.epoch, receipt.cause)
 
 
 @contextmanager
@@ -166,6 +174,9 @@ class _Watch:
 
     def _look(self, index: int) -> QueryProgress:
         query, batches = self._queries[index]
+        if batches.waits_for_room:
+            # It is held up, but not stuck: another incident tells of it.
+            return replace(self._progress[index], stepped=time.time())
         last = query.lastProgress
         if last is None or (seen := (last.batchId, last.timestamp)) == self._seen[index]:
             return self._progress[index]

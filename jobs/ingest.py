@@ -1,7 +1,10 @@
 """`ingest`: land every source topic in `events/<source>`, exactly once, rejected records with their reason."""
 
+import logging
 import threading
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 
 from kafka import KafkaAdminClient
 from pyspark.sql import DataFrame, SparkSession
@@ -13,7 +16,10 @@ from jobs.connectors import streams
 from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.clock import check_clock
 from jobs.connectors.control import Lease
+from jobs.connectors.event_hours import KeptEvents
+from jobs.connectors.events_needed import first_needed_ms, needed_from
 from jobs.connectors.kafka import TopicState, admin, latest, require
+from jobs.connectors.room import Room
 from jobs.connectors.spark_files import write_counted
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import TableWriter, last_note
@@ -21,10 +27,14 @@ from jobs.connectors.torn_checkpoint import mend
 from jobs.folders import Folder
 from jobs.microbatch import Batch, MicroBatches
 from jobs.pipelines import INGEST, SOURCES
-from jobs.pipelines.spec import Source
+from jobs.pipelines.spec import HOUR_MS, Source
 from jobs.settings import Settings
+from jobs.times import iso
 from jobs.transforms.parse import parse
 
+log = logging.getLogger(__name__)
+
+_DAY_MS = 24 * HOUR_MS
 HOUR_FORMAT = "yyyy-MM-dd'T'HH"
 
 
@@ -81,6 +91,8 @@ def _run_queries(
             topic_id=begin.topic.topic_id,
             begins=begin.reached,
             stage=_stage,
+            events=_kept(settings.lake_root, source),
+            room=Room.of(settings.lake_root),
         )
         writer = events.writeStream.queryName(f"{INGEST} {source.name}").foreachBatch(batches)
         writer = writer.option("checkpointLocation", str(checkpoint.path))
@@ -90,6 +102,20 @@ def _run_queries(
 
     queries = [start(source) for source in SOURCES.values()]
     return driver.run(queries, lease, stop, lambda: latest(client, SOURCES))
+
+
+def _kept(lake_root: Folder, source: Source) -> KeptEvents:
+    """Events are kept for as long as their source says, and longer where a pipeline is not done with them."""
+    kept = timedelta(days=source.events_kept_days)
+
+    def needed_from_ms() -> int:
+        needed, old_ms = needed_from(lake_root, source), round((time.time() - kept.total_seconds()) * 1000)
+        for job, from_ms in needed.items():
+            if from_ms < old_ms - _DAY_MS:
+                log.warning("%s is not done with events of %s since %s: they are kept", job, source.name, iso(from_ms))
+        return first_needed_ms(needed)
+
+    return KeptEvents(kept=kept, needed_from_ms=needed_from_ms)
 
 
 def landed(records: DataFrame, source: Source) -> DataFrame:

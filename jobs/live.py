@@ -15,6 +15,7 @@ from jobs.connectors.clock import check_clock
 from jobs.connectors.control import Lease
 from jobs.connectors.kafka import admin, latest, require
 from jobs.connectors.parquet import write
+from jobs.connectors.room import Room
 from jobs.connectors.spark_files import write_counted
 from jobs.connectors.start import Progress, Start, check_start
 from jobs.connectors.tables import PRUNE, TableWriter, last_note
@@ -114,6 +115,7 @@ def _run_query(
         announce=announce,
         superseded=lambda: _superseded(lease),
         batches_kept=_batches_kept(pipeline),
+        room=Room.of(settings.lake_root),
     )
     writer = windows.writeStream.queryName(pipeline.name).outputMode("update").foreachBatch(batches)
     writer = writer.option("checkpointLocation", str(checkpoint.path))

@@ -13,7 +13,9 @@ from pyspark.sql import DataFrame
 
 from jobs.connectors.checkpoint import Checkpoint, Planned
 from jobs.connectors.control import Lease
+from jobs.connectors.event_hours import KeptEvents
 from jobs.connectors.kafka import topic_ids
+from jobs.connectors.room import Room
 from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
 from jobs.connectors.torn_checkpoint import Keeper
 from jobs.failpoints import FailPoint, reach
@@ -23,6 +25,9 @@ from jobs.refusal import Refusal
 log = logging.getLogger(__name__)
 
 KAFKA_PATIENCE_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
+# While the disk is full its table may hold what can be deleted by now. To list a table takes its time.
+_DELETE_SECONDS = 60.0
 
 
 class ClosedError(Exception):
@@ -60,6 +65,10 @@ class MicroBatches:
     superseded: Callable[[], Collection[str]] = tuple
     # How long rows about batches are kept; none: for ever, or there are none.
     batches_kept: timedelta | None = None
+    # How long events are kept; none: the table has other rows.
+    events: KeptEvents | None = None
+    room: Room | None = None
+    waits_for_room: bool = False
     failure: Exception | None = None
     running: Lock = field(default_factory=Lock)
     finished: int = -1
@@ -77,12 +86,15 @@ class MicroBatches:
     def __call__(self, frame: DataFrame, number: int) -> None:
         """Write one micro-batch; an error ends the query and is kept for the driver to report."""
         with self.running:
-            if self.closed:
-                self.turned_away = True
-                raise ClosedError(f"batch {number} is left to the next start: this driver is stopping")
             try:
+                self._await_room()
+                if self.closed:
+                    self.turned_away = True
+                    raise ClosedError(f"batch {number} is left to the next start: this driver is stopping")
                 self._write(frame, number)
                 self.finished = number
+            except ClosedError:
+                raise
             except Exception as error:
                 self.failure = error
                 raise
@@ -92,6 +104,27 @@ class MicroBatches:
         self.closed = True
         with self.running:
             pass
+
+    def _await_room(self) -> None:
+        """Wait until the disk has room for a micro-batch, or the driver is to end."""
+        delete_at = time.monotonic()
+        while self.room and self.room.is_short() and not self.closed:
+            if not self.waits_for_room:
+                log.warning("the disk of the lake is full: %s waits", self.topic)
+            self.waits_for_room = True
+            self.lease.check()
+            if time.monotonic() >= delete_at:
+                self._make_room()
+                delete_at = time.monotonic() + _DELETE_SECONDS
+            time.sleep(_LOOK_SECONDS)
+        self.waits_for_room = False
+
+    def _make_room(self) -> None:
+        try:
+            self.table.delete_what_no_reader_needs()
+        except OSError as error:
+            # What it has deleted is gone. It only cannot say so.
+            log.warning("%s could not be looked through: %s", self.table.path, error)
 
     def _write(self, frame: DataFrame, number: int) -> None:
         reach(FailPoint.PLANNED, number)
@@ -109,7 +142,7 @@ class MicroBatches:
         self.reached = batch.note.ends[self.topic]
         self.table.discard_stages()
         self.lease.check()
-        self.table.tend(self.superseded, batches_kept=self.batches_kept)
+        self.table.tend(self.superseded, batches_kept=self.batches_kept, events=self.events)
 
     def _commit(self, staged: Manifest, batch: Batch) -> list[Folder]:
         if self.table.has(batch.note.write_id, batch.number):

@@ -96,19 +96,38 @@ class QueryLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptDays:
-    """How long what is over is kept, where tables are not concerned."""
+    """How long what is over is kept. Events are not among them: their source says it."""
 
     incidents: int = 90
     logs: int = 7
+    # Of tables: lines of the ledger that are not the newest of their slice, differences and their totals, and versions
+    # of final slices that were replaced.
+    ledger: int = 400
+    drift: int = 400
+    final_versions: int = 30
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
-        """Read `INCIDENTS_KEPT_DAYS` and `LOGS_KEPT_DAYS`."""
+        """Read `INCIDENTS_KEPT_DAYS`, `LOGS_KEPT_DAYS`, … (`.env.example` lists them)."""
         env = environment(env)
         return cls(
             incidents=whole_number(env, "INCIDENTS_KEPT_DAYS", cls.incidents),
             logs=whole_number(env, "LOGS_KEPT_DAYS", cls.logs),
+            ledger=whole_number(env, "LEDGER_KEPT_DAYS", cls.ledger),
+            drift=whole_number(env, "DRIFT_KEPT_DAYS", cls.drift),
+            final_versions=whole_number(env, "FINAL_VERSIONS_KEPT_DAYS", cls.final_versions),
         )
+
+
+def replaced_kept_minutes(env: Mapping[str, str] | None = None) -> int | None:
+    """How long a file of a stream's table outlives its removal: `REPLACED_FILES_KEPT_MINUTES`; none: six hours."""
+    env = environment(env)
+    return whole_number(env, "REPLACED_FILES_KEPT_MINUTES", 360) if env.get("REPLACED_FILES_KEPT_MINUTES") else None
+
+
+def reserve_bytes(env: Mapping[str, str] | None = None) -> int:
+    """How much of the lake's disk must be free before something is begun: `LAKE_RESERVE_MB`."""
+    return whole_number(environment(env), "LAKE_RESERVE_MB", 500) * 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,11 +27,12 @@ from jobs.connectors.fleet import Fleet
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.plan_inputs import line_of
 from jobs.folders import Folder
-from jobs.pipelines import PIPELINES, STREAMS
+from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.slices import slice_at
 from jobs.pipelines.spec import Pipeline, dag_id_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from local import soak_disk
 from local.demo import TOPICS, TRAFFIC, TRAFFIC_CONF
 from local.ports import LOOPBACK, free_ports
 from local.process import marked
@@ -45,8 +46,10 @@ FINAL_SECONDS = 60.0
 # A stream that makes no micro-batch for so long has been held up.
 STILL_SECONDS = 60.0
 _SAMPLE_SECONDS = 10.0
-# Memory is asked of every process page by page: that takes a core's time.
+# Memory is asked of every process page by page, and the disk file by file: that takes a core's time.
 _SAMPLES_PER_MEMORY = 6
+_UPKEEP = "upkeep"
+_SAMPLES_PER_UPKEEP = 60
 _START_SECONDS = 600.0
 _CONFLICT = re.compile(r"another (writer|run) has|in one commit|CommitFailed|Concurrent\w*Exception|DELTA_CONCURRENT")
 
@@ -63,6 +66,8 @@ class Sample:
     cores: float
     machine_cores: float
     memory_bytes: int
+    # With every sixth look.
+    use: soak_disk.Use | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +90,7 @@ class Soaked:
     runs: Mapping[str, Sequence[float]] = field(default_factory=dict)
     # Pipeline -> the seconds from the start of a plan to the end of its publish.
     finals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    disk: soak_disk.Disk | None = None
     kept: Path | None = None
 
     def at(self, minute: float) -> Sample:
@@ -111,6 +117,7 @@ class Soaked:
             for name, took in self.finals.items()
             if took and median(took) > FINAL_SECONDS
         ]
+        broken += self.disk.unmet() if self.disk else ()
         return [*broken, *chain(*vars(self.faults).values())]
 
     def still(self) -> dict[str, float]:
@@ -149,16 +156,26 @@ class CpuMeter:
         return max(sum(took for took, _ in now.values()) - before, 0.0)
 
 
-def run(minutes: float, report: Report) -> Soaked:
-    """Soak; the platform is gone afterwards, and so is its folder unless something was wrong."""
+def run(minutes: float, report: Report, quota_mb: int | None = None) -> Soaked:
+    """Soak; the platform is gone afterwards, and so is its folder unless something was wrong.
+
+    ``quota_mb``: how large the disk of the lake is, which then is gone, too.
+    """
     home = Path(tempfile.mkdtemp(prefix="tideline-soak-"))
-    stack = Stack(_settings(home))
+    with soak_disk.disk_of(home / "lake", quota_mb):
+        return _run(home, minutes, report, quota_mb)
+
+
+def _run(home: Path, minutes: float, report: Report, quota_mb: int | None) -> Soaked:
+    settings = _settings(home, soak_disk.environment_of(quota_mb))
+    # Only by its environment do Airflow and the drivers know of a setting.
+    stack = Stack(settings, env={**soak_disk.environment_of(quota_mb), **os.environ})
     clean = False
     try:
         stack.up(report)
         with stack.airflow.api() as api:
             _start(api, stack.settings.jobs.lake_root, report)
-            soaked = _soak(stack, api, minutes, home, report)
+            soaked = _soak(stack, api, minutes, home, report, quota_mb)
         clean = not soaked.unmet()
         return soaked
     finally:
@@ -169,8 +186,11 @@ def run(minutes: float, report: Report) -> Soaked:
             report(f"its folder is kept: {home}")
 
 
-def _settings(home: Path) -> StackSettings:
-    """A platform on free ports; of the user's environment only what says how large it may be."""
+def _settings(home: Path, small: Mapping[str, str] | None = None) -> StackSettings:
+    """A platform on free ports; of the user's environment only what says how large it may be.
+
+    ``small``: what is set for a small disk, unless the user has set it.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("KAFKA_", "AIRFLOW_"))}
     ports = [str(port) for port in free_ports(3)]
     own = {
@@ -181,7 +201,7 @@ def _settings(home: Path) -> StackSettings:
         "KAFKA_CONTROLLER_PORT": ports[1],
         "AIRFLOW_PORT": ports[2],
     }
-    return StackSettings.from_env({**env, **own})
+    return StackSettings.from_env({**(small or {}), **env, **own})
 
 
 def _start(api: AirflowApi, lake_root: Folder, report: Report) -> None:
@@ -212,12 +232,14 @@ def _await(done: Callable[[], bool], otherwise: Callable[[], str]) -> None:
         time.sleep(1)
 
 
-def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Report) -> Soaked:
+def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Report, quota_mb: int | None) -> Soaked:
     samples = []
     for sample in _watch(stack, api, minutes):
         ages = ", ".join(f"{name} {age:.0f} s" for name, age in sample.ages.items())
         report(f"minute {sample.seconds / 60:.1f}: {ages}; {sample.cores:.1f} cores")
         samples.append(sample)
+        if len(samples) % _SAMPLES_PER_UPKEEP == 0:
+            api.trigger(_UPKEEP)
     report("what went wrong")
     faults = Faults(
         conflicts=tuple(conflicts(home / "logs")),
@@ -226,7 +248,21 @@ def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Rep
         incidents=tuple(f"{i.key}: {i.text}" for i in Incidents.of(stack.settings.jobs.lake_root).all()),
     )
     finals = {pipeline.name: _finals(api, pipeline) for pipeline in PIPELINES.values()}
-    return Soaked(minutes=minutes, samples=tuple(samples), faults=faults, runs=_runs(api), finals=finals, kept=home)
+    disk = soak_disk.Disk(
+        uses=tuple((sample.seconds / 60, sample.use) for sample in samples if sample.use),
+        freed=soak_disk.freed(home / "logs"),
+        quota_bytes=quota_mb * 1_000_000 if quota_mb else None,
+    )
+    return Soaked(
+        minutes=minutes, samples=tuple(samples), faults=faults, runs=_runs(api), finals=finals, disk=disk, kept=home
+    )
+
+
+def _tables() -> list[str]:
+    of_pipelines = [
+        (p.live_table, p.final_table, p.ledger_table, p.drift_table, p.balance_table) for p in PIPELINES.values()
+    ]
+    return [*chain(*of_pipelines), *(source.events_table for source in SOURCES.values())]
 
 
 def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
@@ -240,8 +276,10 @@ def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
     while last - began < minutes * 60:
         number += 1
         time.sleep(max(0.0, min(began + number * _SAMPLE_SECONDS, began + minutes * 60) - time.monotonic()))
+        use = None
         if number % _SAMPLES_PER_MEMORY == 1:
             memory = sum(part.memory_bytes for part in stack.status())
+            use = soak_disk.look(home, _tables())
         lines = {name: age_of_tide_line(lake_root, pipeline) for name, pipeline in PIPELINES.items()}
         states = fleet.status()
         busy, now = meter.seconds_since(marked(home)), time.monotonic()
@@ -254,6 +292,7 @@ def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
             cores=busy / (now - last),
             machine_cores=psutil.cpu_percent() / 100 * (os.cpu_count() or 1),
             memory_bytes=memory,
+            use=use,
         )
         last = now
 

@@ -6,11 +6,13 @@ from statistics import mean, median
 from rich.table import Table
 
 from local.soak import ALLOWED_SECONDS, FINAL_SECONDS, Sample, Soaked
+from local.soak_disk import PARTS, Disk
 
 
 def tables(soaked: Soaked) -> list[Table]:
     """The tide lines, what runs took, and all of it minute by minute."""
-    return [_lines(soaked), _runs(soaked), _minutes(soaked)]
+    disk = [_disk(soaked.disk)] if soaked.disk else []
+    return [_lines(soaked), _runs(soaked), _minutes(soaked), *disk]
 
 
 def verdict(soaked: Soaked) -> Iterator[str]:
@@ -21,6 +23,7 @@ def verdict(soaked: Soaked) -> Iterator[str]:
         f"CPU: {soaked.cores():.2f} cores on average (the whole machine: {machine:.2f}); "
         f"memory: {memory / 1e6:,.0f} MB at most (PSS)"
     )
+    yield from soaked.disk.sentences() if soaked.disk else ()
     for what, found in vars(faults).items():
         yield f"{what.replace('_', ' ')}: {len(found)}"
         yield from (f"  {sentence}" for sentence in found[:20])
@@ -61,6 +64,22 @@ def _minutes(soaked: Soaked) -> Table:
         if of:
             shown.add_row(str(minute), *(f"{of[-1].ages[name]:.0f}" for name in pipelines), *_taken(of))
     return shown
+
+
+def _disk(disk: Disk) -> Table:
+    """What lay on the disk, about once a minute."""
+    shown = Table("minute", "rows, MB", "besides rows, MB", title="disk")
+    for part in PARTS:
+        shown.add_column(f"{part}, MB", justify="right")
+        shown.add_column("files", justify="right")
+    for minute, use in disk.uses:
+        parts = (text for part in PARTS for text in (_mb(use.bytes[part]), f"{use.files[part]:,}"))
+        shown.add_row(f"{minute:.1f}", _mb(use.rows_bytes), _mb(use.besides_bytes), *parts)
+    return shown
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:,.1f}"
 
 
 def _taken(samples: list[Sample]) -> tuple[str, ...]:

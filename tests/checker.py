@@ -274,12 +274,21 @@ def final_rows_defects(
     windows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         if row.get("window_start") is not None:
-            windows[row["slice"]].append(row)
+            windows[_slice_of(row, headers)].append(row)
     defects = [f"rows without a header: slice {name}" for name in sorted(set(windows) - set(headers))]
     events = [event for record in records if (event := oracle.accept(oracle.SOURCE_OF[pipeline], record))]
     for name, header in headers.items():
         defects += _slice_defects(pipeline, name, header, windows[name], events)
     return defects + _left_out(pipeline, headers, events, due_ms, blocked)
+
+
+def _slice_of(row: dict[str, Any], headers: dict[str, dict[str, Any]]) -> str:
+    """The slice of a final row: that of its folder, or where rows of many slices are folded, that of its window."""
+    if not str(row["slice"]).startswith("rows-") or not headers:
+        return str(row["slice"])
+    length = next(iter(headers.values()))["slice_seconds"] * 1000
+    start_ms = round(row["window_start"].timestamp() * 1000)
+    return _name(start_ms - start_ms % length)
 
 
 def _left_out(

@@ -200,8 +200,8 @@ class AccountsModel:
 
     stream: Stream
 
-    def done(self) -> set[tuple[str, int]]:
-        return set(self.stream.accounted)
+    def done(self, days: Collection[str] | None = None) -> set[tuple[str, int]]:
+        return {each for each in self.stream.accounted if days is None or each[0][:8] in days}
 
     def unexplained(self) -> list[dict[str, Any]]:
         """The judge looks at each comparison itself."""
@@ -215,7 +215,7 @@ class AccountsModel:
         self.stream.accounted |= {(row["slice"], row["version"]) for row in totals}
         self.stream.world.operate("account: committed")
 
-    def tend(self) -> None:
+    def tend(self, kept_from: str) -> None:
         """Files have no part in it."""
 
 
@@ -282,6 +282,8 @@ def live_of(world: World) -> Iterator[Stream]:
         patch.setattr(account, "session", SimpleNamespace(opened=lambda *_: nullcontext()))
         patch.setattr(account, "compare", compared)
         patch.setattr(account, "datetime", Now)
+        now = SimpleNamespace(time=lambda: world.clock_ms / 1000, monotonic=lambda: world.clock_ms / 1000)
+        patch.setattr(account, "time", now)
         world.leases.install_in(patch, reset)
         patch.setattr(reset, "last_note", last_note)
         patch.setattr(

@@ -6,7 +6,7 @@ window, which counts events. Its key changes with their number, so most new vers
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -40,6 +40,9 @@ class FinalModel:
         found = self.world.history[self.seen].items()
         return {name: header for name, (header, _) in found if days is None or name[:8] in days}
 
+    def days(self) -> list[str]:
+        return sorted(self.slices_by_day())
+
     def slices_by_day(self) -> dict[str, int]:
         return Counter(name[:8] for name in self.world.history[self.seen])
 
@@ -65,7 +68,7 @@ class FinalModel:
     def staged(self) -> Iterator[Path]:
         yield self.world.root / "stage"
 
-    def tend(self) -> None:
+    def tend(self, check: Callable[[], None], now_ms: int) -> None:
         """Files have no part in the protocol."""
 
     def publish(self, publications: Sequence[Publication]) -> None:
@@ -130,6 +133,9 @@ class LandedModel:
     def __init__(self, world: World) -> None:
         self.note = world.broker.note
         self.records = world.broker.landed[: self.note.landed]
+
+    # No event of the simulation is old enough to be removed.
+    from_ms = 0
 
     @property
     def version(self) -> int:

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from jobs import account
 from jobs.connectors import tables
 from jobs.connectors.control import Control
-from jobs.connectors.drift import Accounts, Live, _DayTable
+from jobs.connectors.drift import Accounts, Live, _DayTable, final_files
+from jobs.connectors.events_needed import said_needed
 from jobs.connectors.fenced import OvertakenError, rows_by_partition
 from jobs.connectors.final import TIME, FinalTable, Publication, columns_of
 from jobs.connectors.incidents import Incidents, unexplained
@@ -23,8 +24,8 @@ from jobs.connectors.ledger import Ledger
 from jobs.connectors.states import Counted, Entry, Header, State
 from jobs.connectors.tables import PRUNE, Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import slice_at
-from jobs.pipelines.spec import Pipeline, Window
+from jobs.pipelines.slices import slice_at, slices_between
+from jobs.pipelines.spec import HOUR_MS, Pipeline, Window
 from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -202,6 +203,22 @@ def test_an_account_says_what_differs_and_why_and_is_made_once(
 
 
 @pytest.mark.spark
+def test_of_a_file_with_rows_of_many_slices_those_that_are_due_are_read(spark: SparkSession, made: Made) -> None:
+    made.build(two_slices())
+    final = FinalTable.open(made.root, PIPELINE)
+    wanted = {name: final.rows(name) for name in (FIRST.name, SECOND.name)}
+    final.tend(lambda: None, FIRST.end_ms + 400 * 24 * 3_600_000)
+    for names in ({FIRST.name}, {SECOND.name}, {FIRST.name, SECOND.name}):
+        files = final_files(made.root, PIPELINE, final.version, names)
+        assert (len(files.own), len(files.folded)) == (0, 1)
+        rows = account._final_rows(spark, PIPELINE, files, names).orderBy("window_start", "key").toArrow()
+        expected = pa.concat_tables(wanted[name] for name in sorted(names))
+        assert rows.to_pylist() == expected.sort_by([("window_start", "ascending"), ("key", "ascending")]).to_pylist()
+    made.account()
+    assert made.slices() == [(FIRST.name, 1, 2, 1, 0, None), (SECOND.name, 1, 1, 0, 0, None)]
+
+
+@pytest.mark.spark
 def test_an_incident_stays_open_until_its_own_slice_is_clean(spark: SparkSession, made: Made) -> None:
     scene = two_slices()
     of_slice = {s.name: [r for r in scene.final_rows() if s.start <= r[0] < s.end] for s in (FIRST, SECOND)}
@@ -333,7 +350,7 @@ def done(made: Made, *accounts: tuple[str, int]) -> None:
     totals = [{"slice": name, "version": version, "run": "r", "kind": "slice"} for name, version in accounts]
     accounts = Accounts.open(made.root, made.pipeline)
     accounts.add(None, totals)
-    accounts.tend()
+    accounts.tend("")
 
 
 @pytest.fixture
@@ -407,6 +424,34 @@ def test_a_later_version_of_a_pruned_slice_is_noted_and_not_called_different(str
     streamed.account()
     reason = "its live rows were pruned after the account of an earlier version"
     assert streamed.slices()[1] == (FIRST.name, 2, None, None, None, reason)
+
+
+def test_a_slice_whose_events_were_removed_is_noted_and_not_called_different(streamed: Made) -> None:
+    events = TableWriter.open(streamed.root / "events" / "numbers", EVENTS, "hour", epoch=1)
+    assert events.note
+    events.transact([], replace(events.note, events_from_ms=FIRST.start_ms + 1).to_json())
+    streamed.publish(FIRST.name, [], {0: 4})
+    streamed.account()
+    ((_, _, windows, _, _, note_),) = streamed.slices()
+    assert (windows, str(note_).partition(" before ")[0]) == (None, "events of 'numbers'")
+    assert "were removed: they are kept for events_kept_days=90" in str(note_)
+
+
+def test_events_are_needed_until_their_slice_is_final_and_accounted_for(streamed: Made) -> None:
+    needed = lambda: said_needed(streamed.root, PIPELINE.account_job)  # noqa: E731
+    hour_ms = FIRST.start_ms - FIRST.start_ms % HOUR_MS
+    for slice_ in (FIRST, THIRD):
+        streamed.publish(slice_.name, [], {0: 4})
+    done(streamed, (FIRST.name, 1), (THIRD.name, 1))
+    streamed.account()
+    assert needed() == SECOND.start_ms - SECOND.start_ms % HOUR_MS == hour_ms
+    hours = slices_between(PIPELINE, SECOND.start_ms, THIRD.start_ms + HOUR_MS)
+    for slice_ in hours:
+        if slice_ != THIRD:
+            streamed.publish(slice_.name, [], {0: 4})
+    done(streamed, *((slice_.name, 1) for slice_ in hours))
+    streamed.account()
+    assert needed() == hour_ms + HOUR_MS
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,16 @@ def test_sound_final_rows_have_no_defect() -> None:
     assert final_defects(rows) == []
 
 
+def test_rows_of_many_slices_in_one_folder_are_judged_by_their_windows() -> None:
+    rows = final_rows()
+    for row in rows:
+        if "window_start" in row:
+            row["slice"] = f"rows-{row['slice'][:8]}-0123abcd"
+    assert final_defects(rows) == []
+    rows.append(dict(rows[1]))
+    assert any("double: 1 windows" in defect for defect in final_defects(rows))
+
+
 @pytest.mark.parametrize(
     ("plant", "named"),
     [

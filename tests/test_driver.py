@@ -26,6 +26,7 @@ from jobs.connectors.documents import Documents
 from jobs.connectors.epochs import Epoch, Health, Owner, Phase, Receipt, Stop
 from jobs.driver import Ending, cause_of
 from jobs.microbatch import MicroBatches
+from jobs.pipelines.spec import control_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from tests.processes import wait_until
@@ -168,6 +169,36 @@ def broken_query(spark: SparkSession, checkpoint: Path) -> StreamingQuery:
     records = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     writer = records.selectExpr("1 / (value - value)").writeStream.queryName(checkpoint.name).format("noop")
     return writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+def test_a_query_that_waits_for_room_is_not_stalled(busy, control: Control, lease: Lease) -> None:
+    stop = threading.Event()
+    query, batches = busy(stop, enough=ENDLESS)
+    batches.waits_for_room = True
+    watch = driver._Watch([(query, batches)], lease, unasked)
+    began = watch._progress[0].stepped
+    try:
+        wait_until(lambda: time.time() > began, "the clock moves")
+        watch.show()
+        assert lease._beat.queries[0].stepped > began
+    finally:
+        batches.waits_for_room = False
+        stop.set()
+        run([(query, batches)], lease, stop)
+
+
+def test_a_receipt_that_finds_no_room_hides_no_error(control: Control, tmp_path: Path) -> None:
+    """The folder of the job is a file: as on a full disk nothing can be written into it."""
+    settings = replace(Settings.from_env({}), lake_root=tmp_path)
+
+    def work(lease: Lease, stop: threading.Event) -> Ending:
+        folder = tmp_path / control_of("failing")
+        folder.rename(tmp_path / "aside")
+        folder.touch()
+        raise ValueError("batch 2 is broken")
+
+    with pytest.raises(ValueError, match="batch 2 is broken"):
+        driver.supervised(settings, "failing", work)
 
 
 def test_a_driver_that_is_overtaken_stops_its_queries(busy, control: Control, lease: Lease) -> None:

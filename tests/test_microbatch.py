@@ -1,7 +1,10 @@
 """A micro-batch whose driver is overtaken at its worst moment: it commits, sends and merges nothing more."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,13 @@ from jobs.connectors.checkpoint import Checkpoint
 from jobs.connectors.control import Control, Lease, LeaseLostError
 from jobs.connectors.epochs import Owner, Receipt
 from jobs.connectors.fenced import rows_by_partition
+from jobs.connectors.incidents import Incidents, full_disk
+from jobs.connectors.room import Room
 from jobs.connectors.tables import TableWriter, last_note
 from jobs.failpoints import FailPoint
-from jobs.microbatch import Batch, MicroBatches
+from jobs.microbatch import Batch, ClosedError, MicroBatches
 from tests.connectors import test_checkpoint
+from tests.processes import wait_until
 
 SCHEMA = pa.schema([("number", pa.int64()), ("slice", pa.string())])
 NO_FRAME: Any = None
@@ -50,8 +56,11 @@ class Scene:
         self.overtaken_at = ""
         self.sent: list[int] = []
 
-    def run(self) -> None:
-        batches = Watched(
+    def run(self, room: Room | None = None) -> None:
+        self.batches(room)(NO_FRAME, 2)
+
+    def batches(self, room: Room | None) -> MicroBatches:
+        return Watched(
             job="rolling_sum",
             topic="numbers",
             fingerprint=None,
@@ -65,8 +74,8 @@ class Scene:
             stage=self._stage,
             announce=self._announce,
             while_kafka_answers=lambda: self.reach("topic"),
+            room=room,
         )
-        batches(NO_FRAME, 2)
 
     def reach(self, moment: str, _batch: int = 0) -> None:
         if moment == self.overtaken_at:
@@ -123,3 +132,67 @@ def test_overtaken_it_does_nothing_more(scene: Scene, moment: str, seen: tuple[i
     with pytest.raises(LeaseLostError, match="epoch 1 of 'rolling_sum' was overtaken"):
         scene.run()
     assert scene.seen() == seen
+
+
+# -- The disk is full --
+
+MORE_THAN_ANY_DISK = 10**18
+
+
+@contextmanager
+def waiting(scene: Scene, room: Room) -> Iterator[tuple[MicroBatches, "Future[None]"]]:
+    """A micro-batch that has begun to wait for room, and what becomes of it."""
+    batches = scene.batches(room)
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(batches, NO_FRAME, 2)
+        try:
+            wait_until(lambda: batches.waits_for_room, "it waits", 10)
+            yield batches, under_way
+        finally:
+            room._reserve = 1
+
+
+def test_it_waits_for_room_and_is_then_written(scene: Scene, tmp_path: Path) -> None:
+    room = Room(tmp_path / "lake", MORE_THAN_ANY_DISK)
+    with waiting(scene, room) as (batches, under_way):
+        (incident,) = Incidents.of(tmp_path / "lake").still_open("disk.")
+        assert incident.key == full_disk()
+        assert scene.seen() == (0, 0, [])
+        assert not under_way.done()
+        room._reserve = 1
+        under_way.result(20)
+    assert scene.seen() == (2, 1, [2])
+    assert not batches.waits_for_room
+    assert Incidents.of(tmp_path / "lake").still_open("disk.") == []
+
+
+def test_while_it_waits_it_deletes_what_no_reader_needs(scene: Scene, tmp_path: Path) -> None:
+    """So a disk that its own table has filled gets room again."""
+    orphan = scene.table.path / "slice=a" / "orphan.parquet"
+    orphan.parent.mkdir()
+    orphan.write_bytes(b"of a writer that died")
+    os.utime(orphan, (0, 0))
+    room = Room(tmp_path / "lake", MORE_THAN_ANY_DISK)
+    with waiting(scene, room) as (_, under_way):
+        wait_until(lambda: not orphan.exists(), "the orphan is gone", 10)
+        assert not under_way.done()
+        room._reserve = 1
+    assert scene.seen() == (2, 1, [2])
+
+
+def test_while_it_waits_its_driver_can_be_stopped(scene: Scene, tmp_path: Path) -> None:
+    with waiting(scene, Room(tmp_path / "lake", MORE_THAN_ANY_DISK)) as (batches, under_way):
+        batches.close()
+        with pytest.raises(ClosedError, match="batch 2 is left to the next start"):
+            under_way.result(20)
+    assert (batches.turned_away, batches.failure) == (True, None)
+    assert scene.seen() == (0, 0, [])
+
+
+def test_while_it_waits_it_can_be_overtaken(scene: Scene, tmp_path: Path) -> None:
+    with waiting(scene, Room(tmp_path / "lake", MORE_THAN_ANY_DISK)) as (batches, under_way):
+        scene.control.end(scene.lease.epoch, Receipt(time=time.time(), clean=False, cause="it slept"))
+        with pytest.raises(LeaseLostError):
+            under_way.result(20)
+    assert isinstance(batches.failure, LeaseLostError)
+    assert scene.seen() == (0, 0, [])

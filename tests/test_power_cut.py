@@ -15,7 +15,7 @@ from jobs import folders
 from jobs.connectors import planning, tables
 from jobs.connectors.control import Control
 from jobs.connectors.epochs import Owner, Receipt
-from jobs.connectors.fenced import files_with_sizes
+from jobs.connectors.fenced import files_with_sizes, value_of
 from jobs.connectors.final import FinalTable
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.ledger import Ledger
@@ -24,6 +24,8 @@ from jobs.connectors.states import State
 from jobs.connectors.tables import TableWriter, last_note
 from jobs.connectors.tries import StagedSlice, Try
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import slice_named
+from jobs.pipelines.spec import HOUR_MS, ROWS_SLICE
 from jobs.refusal import Refusal
 from tests.connectors import test_final as finals
 from tests.connectors.test_tables import SCHEMA, commit, rows
@@ -32,6 +34,8 @@ from tests.power_cut import Cut, Disk, watched
 SUM = PIPELINES["rolling_sum"]
 BATCHES = 4
 RUN = "r"
+# Another slice of the same hour.
+BESIDE = slice_named(SUM, "20261118T235800Z")
 PLAN = finals.plan_of(RUN, finals.work_of(finals.FIRST.name, events=2))
 Way = Callable[[Cut, Path], None]
 
@@ -68,8 +72,12 @@ def work(lake: Path, disk: Disk) -> list[str]:
     done("staged")
     Incidents.of(lake).open("a.key", "something")
     done("incident")
-    FinalTable.open(lake, SUM).publish([publication])
+    final = FinalTable.open(lake, SUM)
+    with final.staged() as stage:
+        final.publish([publication, finals.staged(stage, BESIDE, 1)])
     done("published")
+    final.fold(lambda: None, now_ms=finals.FIRST.end_ms + 3 * HOUR_MS)
+    done("folded")
     ledger.append([PLAN.entry(PLAN.work[0], State.FINAL, at_ms=2)])
     done("told")
     return reported
@@ -120,10 +128,13 @@ def judge_tables(lake: Path, reported: list[str]) -> None:
     wanted = {"recomputing": State.RECOMPUTING, "told": State.FINAL}
     for what, state in wanted.items():
         assert what not in reported or (line is not None and line.state in (state, State.FINAL))
-    header = final.headers().get(finals.FIRST.name)
-    assert header is not None or "published" not in reported
-    if header:
-        assert final.rows(finals.FIRST.name).num_rows == header.rows
+    for name in (finals.FIRST.name, BESIDE.name):
+        header = final.headers().get(name)
+        assert header is not None or "published" not in reported
+        assert final.rows(name).num_rows == (header.rows if header else 0)
+    final.fold(lambda: None, now_ms=finals.FIRST.end_ms + 3 * HOUR_MS)
+    there = [value_of(file) for file in files_with_sizes(DeltaTable(str(final.path)))]
+    assert sum(value.startswith(ROWS_SLICE) for value in there) == len(there) / 2
     for table in (SUM.final_table, SUM.ledger_table):
         for file in files_with_sizes(DeltaTable(str(lake / table))):
             pq.ParquetFile(lake / table / file)

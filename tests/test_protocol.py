@@ -17,13 +17,14 @@ from greenlet import getcurrent
 
 from jobs.connectors import late, plan_inputs, planning, publishing, runs, states
 from jobs.connectors.control import LeaseLostError
+from jobs.connectors.events_needed import said_needed
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.publishing import roll_back
 from jobs.connectors.reset import To
 from jobs.connectors.runs import RunFolder
-from jobs.connectors.states import CLOCK_TOLERANCE_MS, Boundary, Entry, Request, State
+from jobs.connectors.states import CLOCK_SKEW_MS, CLOCK_TOLERANCE_MS, Boundary, Entry, Request, State
 from jobs.connectors.tries import Try
-from jobs.pipelines.slices import slice_at, slice_named
+from jobs.pipelines.slices import slice_at, slice_named, slices_between
 from jobs.refusal import Refusal
 from tests.simulated_broker import SKEW_MS, Broker
 from tests.simulated_judges import judge_end
@@ -498,6 +499,37 @@ def test_what_a_dead_run_left_is_taken_up_however_old_it_is(old: World, monkeypa
                 run(old, "dying", ASKED)
         judge_taken_up(old)
         assert run(old, "third") is None
+
+
+def test_a_plan_says_which_events_are_needed(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the horizon before the tide line, and those of slices that a dead run has left."""
+    needed = lambda: said_needed(old.root, SUM.recompute_job)  # noqa: E731
+    horizon_ms = SUM.source.horizon_hours * HOUR_MS
+
+    def at_most(time_ms: int) -> int:
+        return time_ms - time_ms % HOUR_MS
+
+    with model_of(old):
+        run(old, "first")
+        # The plan came before its publish: the tide line is not there yet.
+        assert needed() == at_most(OLDEST.start_ms - horizon_ms - CLOCK_SKEW_MS)
+        later_ms = OLDEST.start_ms + horizon_ms + 4 * HOUR_MS
+        old.clock_ms = later_ms + MINUTE_MS
+        line = [slice_ for slice_ in slices_between(SUM, OLDEST.end_ms, later_ms) if slice_.name not in old.history[-1]]
+        header, content = old.history[-1][OLDEST.name]
+        old.history.append(old.history[-1] | {s.name: (replace(header, slice=s.name, run="r"), content) for s in line})
+        run(old, "second")
+        assert needed() == at_most(later_ms - horizon_ms - CLOCK_SKEW_MS)
+        run(old, "asked", ASKED)
+        assert needed() == at_most(OLDEST.start_ms)
+        run(old, "third")
+        assert needed() == at_most(later_ms - horizon_ms - CLOCK_SKEW_MS)
+        with monkeypatch.context() as patch:
+            patch.setattr(old, "operate", die_while_staging)
+            with pytest.raises(KeyboardInterrupt):
+                run(old, "dying", ASKED)
+        planning.make(old.root, None, SUM, "fourth", Request(slices=(line[-1],), reason="asked"), lambda: later_ms)
+        assert needed() == at_most(OLDEST.start_ms)
 
 
 def test_a_run_that_dies_while_it_begins_again_leaves_its_plan(old: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,16 @@ from jobs.connectors.batch_rows import complete_since
 from jobs.connectors.control import Control
 from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.final import TIME, arrow_type, columns_of
+from jobs.connectors.folding import by_day, of_day, stored
 from jobs.connectors.parquet import files_in, write
 from jobs.connectors.tables import PRUNE, Note, note_at
 from jobs.folders import Folder, remove
+from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 
 _MERGE_EVERY_COMMITS = 50
+# A longer list is not handed on from commit to commit, but read from the totals.
+_MOST_UNEXPLAINED = 1000
 _PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 days",
@@ -94,15 +98,19 @@ class _DayTable(FencedTable):
         """What it consists of."""
         return files_with_sizes(self._table)
 
-    def rows(self, columns: Sequence[str], where: ds.Expression) -> pa.Table:
-        """Some of its rows."""
-        return dataset(self._table, self.path, self.files).to_table(columns=list(columns), filter=where)
+    def rows(self, columns: Sequence[str], where: ds.Expression, days: Collection[str] | None = None) -> pa.Table:
+        """Some of its rows; only files of these days are opened, if there are any."""
+        files = [file for file in self.files if days is None or value_of(file) in days]
+        return dataset(self._table, self.path, files).to_table(columns=list(columns), filter=where)
 
-    def tend(self) -> None:
-        """Now and then: merge small files, and delete what no reader can need any more."""
+    def tend(self, kept_from: str, said: str = "{}") -> None:
+        """Now and then: remove days before one, merge small files, and delete what no reader can need any more."""
         if self.version % _MERGE_EVERY_COMMITS == 0:
             remove(self.staging)
-            self.merge_small_files("{}")
+            old = {file: size for file, size in self.files.items() if value_of(file) < kept_from}
+            if old:
+                self.transact([self.removal(file, size) for file, size in old.items()], said)
+            self.merge_small_files(said)
             self.delete_now_and_then()
 
 
@@ -124,16 +132,19 @@ class Accounts:
             _DayTable.open(lake_root / pipeline.balance_table, BALANCE_SCHEMA),
         )
 
-    def done(self) -> set[tuple[str, int]]:
-        """The slices that have an account, each with its version."""
-        found = self._balance.rows(["slice", "version"], ds.field("kind") == "slice").to_pylist()
+    def done(self, days: Collection[str] | None = None) -> set[tuple[str, int]]:
+        """The slices that have an account, each with its version; or those of them that begin on one of these days."""
+        found = self._balance.rows(["slice", "version"], ds.field("kind") == "slice", days).to_pylist()
         return {(row["slice"], row["version"]) for row in found}
 
     def unexplained(self) -> list[dict[str, Any]]:
         """The slices whose newest account leaves something unexplained, in order: slice, version, how many windows."""
+        # Each commit hands the list on, unless it is too long.
+        said = next((words.get("unexplained") for _, words in self._balance.words()), None)
+        if said is not None:
+            return [{"slice": slice_, "version": version, "unexplained": count} for slice_, version, count in said]
         rows = self._balance.rows(["slice", "version", "unexplained"], ds.field("kind") == "slice")
-        in_order = rows.sort_by([("slice", "ascending"), ("version", "ascending")]).to_pylist()
-        return [row for row in {row["slice"]: row for row in in_order}.values() if row["unexplained"]]
+        return _still_unexplained(rows.to_pylist())
 
     def first_unexplained(self, slice_: str, version: int) -> dict[str, Any] | None:
         """The first window of an account that nothing explains, as it is in `drift`."""
@@ -141,7 +152,7 @@ class Accounts:
         is_off = reduce(or_, (_is_off(ds.field("unexplained", each.name), each.type) for each in differences))
         of_account = (ds.field("slice") == slice_) & (ds.field("version") == version)
         columns = ["window_start", *self._pipeline.keys, "live", "final", "unexplained"]
-        rows = self._drift.rows(columns, (ds.field("day") == slice_[:8]) & of_account & is_off)
+        rows = self._drift.rows(columns, of_account & is_off, {slice_[:8]})
         order = [(name, "ascending") for name in ("window_start", *self._pipeline.keys)]
         return next(iter(rows.sort_by(order).slice(0, 1).to_pylist()), None)
 
@@ -157,21 +168,31 @@ class Accounts:
         said = {"accounts": accounts, "files": [action.path for action in added]}
         self._drift.transact([*added, *self._left_over()], _json(said))
         remove(stage or self.new_stage())
-        self._add_totals(totals, _json({"accounts": accounts}))
+        self._add_totals(totals, accounts)
 
-    def tend(self) -> None:
-        """Now and then: merge small files, and delete what no reader can need any more."""
-        self._drift.tend()
-        self._balance.tend()
+    def tend(self, kept_from: str) -> None:
+        """Now and then: remove days before one, merge small files, and delete what no reader can need any more.
+
+        What their accounts left unexplained is forgotten with them: nobody could look at it, or account for it again.
+        """
+        self._drift.tend(kept_from)
+        said = next((words for _, words in self._balance.words()), {})
+        if still := said.get("unexplained"):
+            said["unexplained"] = [row for row in still if row[0] >= kept_from]
+        self._balance.tend(kept_from, _json(said))
 
     def _left_over(self) -> list[Any]:
         """What an account wrote that died before its totals."""
         said, files = next((words for _, words in self._drift.words()), {}), self._drift.files
-        if {(slice_, version) for slice_, version in said.get("accounts", ())} <= self.done():
+        accounts = {(slice_, version) for slice_, version in said.get("accounts", ())}
+        if accounts <= self.done({slice_[:8] for slice_, _ in accounts}):
             return []
         return [self._drift.removal(file, files[file]) for file in said["files"] if file in files]
 
-    def _add_totals(self, totals: Sequence[Mapping[str, Any]], said: str) -> None:
+    def _add_totals(self, totals: Sequence[Mapping[str, Any]], accounts: Sequence[tuple[str, int]]) -> None:
+        still = _still_unexplained([*self.unexplained(), *(row for row in totals if row["kind"] == "slice")])
+        # So they are known without the totals of all slices there ever were.
+        told = [list(row.values()) for row in still] if len(still) <= _MOST_UNEXPLAINED else None
         actions = []
         with self._balance.staged() as stage:
             for day in sorted({row["slice"][:8] for row in totals}):
@@ -179,7 +200,14 @@ class Accounts:
                 rows = [row for row in totals if row["slice"].startswith(day)]
                 write(pa.Table.from_pylist(rows, BALANCE_SCHEMA).drop_columns(["day"]), file)
                 actions.append(self._balance.place(file))
-        self._balance.transact(actions, said)
+        self._balance.transact(actions, _json({"accounts": accounts, "unexplained": told}))
+
+
+def _still_unexplained(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of accounts the newest of each slice, if it leaves something unexplained: slice, version, how many windows."""
+    newest = {row["slice"]: row for row in sorted(rows, key=lambda row: (row["slice"], row["version"]))}
+    columns = ("slice", "version", "unexplained")
+    return [{name: row[name] for name in columns} for row in newest.values() if row.get("unexplained")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,11 +291,22 @@ class Live:
         return list(files_with_sizes(self.table)) if self.table is not None else []
 
 
-def final_files(lake_root: Folder, pipeline: Pipeline, version: int, slices: Collection[str]) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class FinalFiles:
+    """Where the final rows of some slices are: files of their own, and files that hold those of other slices, too."""
+
+    own: Sequence[str]
+    folded: Sequence[str]
+
+
+def final_files(lake_root: Folder, pipeline: Pipeline, version: int, slices: Collection[str]) -> FinalFiles:
     """The files of the final rows of these slices, at one version of their table."""
     path = lake_root / pipeline.final_table
-    files = files_with_sizes(DeltaTable(str(path), version=version))
-    return [str(path / file) for file in files if value_of(file) in slices]
+    files = stored(DeltaTable(str(path), version=version))
+    own = {file.path: value_of(file.path) for file in files if value_of(file.path) in slices}
+    missing = [slice_named(pipeline, name) for name in sorted(set(slices).difference(own.values()))]
+    folded = [f for day, some in by_day(missing).items() for f in of_day(files, day) if any(map(f.may_touch, some))]
+    return FinalFiles(own=[str(path / file) for file in own], folded=[str(path / file.path) for file in folded])
 
 
 def ask_to_prune(lake_root: Folder, pipeline: Pipeline, before: str, slices: Iterable[str]) -> None:

@@ -59,6 +59,11 @@ class Landed:
         """The id of the topic that was landed last; none as long as nothing says it."""
         return self.note.topics[topic].topic_id if self.note and topic in self.note.topics else None
 
+    @property
+    def from_ms(self) -> int:
+        """Events that happened before this time were removed, since they were old; 0: none."""
+        return self.note.events_from_ms if self.note else 0
+
     def ends(self, topic: str, topic_id: str) -> dict[int, int]:
         """How far each partition of this very topic is landed; empty if another was landed last."""
         ranges = self.note.topics.get(topic) if self.note else None

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import SubTreeFileSystem
 
@@ -104,9 +104,13 @@ class FencedTable:
             self._table.create_write_transaction(
                 list(actions), mode, self._schema, [self._partition], commit_properties=signed
             )
-        except CommitFailedError as error:
+        except (DeltaError, OSError) as error:
             if not self._is_there(attempt):
+                if not isinstance(error, CommitFailedError):
+                    raise
                 raise OvertakenError(f"another writer has committed to {self.path}: this one ends") from error
+            # As when the disk has room for the commit, but not for the checkpoint of the log that follows it.
+            log.warning("%s has the commit, but what follows it failed: %s", self.path, error)
         self._see_own_commit()
 
     def words(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -261,6 +265,20 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
         table = DeltaTable(str(path))
         keep_entry(path, table.version())
         return table
+
+
+def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
+    """Give a table these properties, by a commit that fails if another writer has committed meanwhile."""
+    there = table.metadata().configuration
+    changed = {name: value for name, value in properties.items() if there.get(name) != value}
+    if not changed:
+        return
+    try:
+        table.alter.set_table_properties(changed, commit_properties=CommitProperties(max_commit_retries=0))
+    except CommitFailedError as error:
+        raise OvertakenError(f"another writer has committed to {path}: this one ends") from error
+    keep_entry(path, table.version())
+    log.info("%s has new properties: %s", path.name, changed)
 
 
 def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:

@@ -1,17 +1,21 @@
 """`final/<pipeline>`: what recompute has published. Rows and headers of a slice come and go in one commit.
 
 A slice's rows lie in a folder of their own, the headers of a day's slices in one small file. So replacing a slice is
-a change of metadata, and which slices are final is known from a few files.
+a change of metadata, and which slices are final is known from a few files. Later the rows of many slices are folded
+into one file of their day (`folding`). The rows of a slice lie in its own folder or in folded files, never in both.
 """
 
 import json
+import logging
+import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
 
@@ -23,27 +27,32 @@ from jobs.connectors.fenced import (
     dataset,
     files_with_sizes,
     files_written_since,
+    follow,
     opened,
     rows_by_partition,
     value_of,
 )
+from jobs.connectors.folding import Fold, Stored, by_day, due, of_day, stored, within, write_folded, write_without
 from jobs.connectors.parquet import footer, read, write
 from jobs.connectors.states import Header
 from jobs.folders import Folder
+from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
 from jobs.refusal import Refusal
+from jobs.settings import KeptDays
+
+log = logging.getLogger(__name__)
 
 TIME = pa.timestamp("us", tz="UTC")
 # Beside the columns of the table a staged file says of each window how many rows of the transform it was made of.
 INPUTS = "_inputs"
 # Its files are kept for weeks, in a folder per slice: listing them every hour would find little.
 _DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
-_PROPERTIES = {
-    # As long as a slice can be rolled back.
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 30 days",
-    "delta.checkpointInterval": "50",
-}
+# After an upgrade a year of slices is to be folded: the rest waits for the next turns.
+_FOLD_SECONDS = 20.0
+_PROPERTIES = {"delta.checkpointInterval": "50"}
+# They say how long a slice can be rolled back.
+_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
 
 
@@ -106,15 +115,20 @@ class FinalTable(FencedTable):
         super().__init__(path, table)
         self._pipeline = pipeline
         self._files: tuple[int, list[tuple[str, int]]] | None = None
+        self._stored: tuple[int, list[Stored]] | None = None
         # File -> what is in it: files never change, and most days do not either.
         self._read: dict[str, list[Header]] = {}
 
     @classmethod
     def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """To write: the table is made if need be, and gets the columns that a changed definition adds."""
-        path = lake_root / pipeline.final_table
-        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES)
+        """To write: the table is made if need be, and gets the columns that a changed definition adds.
+
+        It also follows the setting that says how long versions of slices are kept.
+        """
+        path, kept = lake_root / pipeline.final_table, _retention()
+        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES | kept)
         adapt(table, schema_of(pipeline), path)
+        follow(table, path, kept)
         return cls(pipeline, path, table)
 
     @classmethod
@@ -165,16 +179,39 @@ class FinalTable(FencedTable):
 
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a slice; columns that a changed definition has added since are null."""
-        files = self._in_folder(slice_)
         names = columns_of(self._pipeline).names if columns is None else list(columns)
-        return dataset(self._table, self.path, files, schema_of(self._pipeline)).to_table(columns=names)
+        files, only = self._of_slice(slice_)
+        return dataset(self._table, self.path, files, schema_of(self._pipeline)).to_table(columns=names, filter=only)
+
+    def _of_slice(self, slice_: str) -> tuple[Collection[str], ds.Expression | None]:
+        """The files with the rows of a slice, and which of their rows these are, if not all."""
+        if own := self._in_folder(slice_):
+            return own, None
+        wanted = slice_named(self._pipeline, slice_)
+        return [file.path for file in self._folded(slice_[:8]) if file.may_touch(wanted)], within([wanted])
 
     def has_columns_of_now(self, slice_: str) -> bool:
         """Whether the rows of a slice were written with the columns of today's definition, in their order."""
         names = columns_of(self._pipeline).names
         signature = {INPUTS, *schema_of(self._pipeline).names}.difference(names)
-        schemas = (footer(self.path / file).schema.to_arrow_schema() for file in self._in_folder(slice_))
+        files, only = self._of_slice(slice_)
+        # Rows of other slices in a folded file may have other columns than those of this one, which are beside it.
+        having = [file for file in files if only is None or self._dataset([file]).count_rows(filter=only)]
+        schemas = (footer(self.path / file).schema.to_arrow_schema() for file in having)
         return all([name for name in schema.names if name not in signature] == names for schema in schemas)
+
+    def _dataset(self, files: Iterable[str]) -> ds.FileSystemDataset:
+        return dataset(self._table, self.path, files)
+
+    def _folded(self, day: str) -> list[Stored]:
+        """The folded files of a day."""
+        return of_day(self._all_stored(), day)
+
+    def _all_stored(self) -> list[Stored]:
+        """The files of rows with what the log says of their windows, looked up once for each version."""
+        if self._stored is None or self._stored[0] != self.version:
+            self._stored = self.version, stored(self._table)
+        return self._stored[1]
 
     def _in_folder(self, value: str) -> dict[str, int]:
         """The files of a partition, and their sizes."""
@@ -204,9 +241,24 @@ class FinalTable(FencedTable):
         for publication in publications:
             actions += [self.removal(file, size) for file, size in self._in_folder(publication.header.slice).items()]
             actions += self._place_whole(publication)
+        actions += self._taken_out([slice_named(self._pipeline, p.header.slice) for p in publications])
         versions = {p.header.slice: p.header.version for p in publications}
         runs = sorted({p.header.run for p in publications})
         self.transact(actions, json.dumps({"runs": runs, "versions": versions}, separators=(",", ":")))
+
+    def _taken_out(self, slices: Iterable[Slice]) -> list[Action]:
+        """Write the folded files that hold rows of these slices again, without them."""
+        actions = list[Action]()
+        for day, some in by_day(slices).items():
+            for file in self._folded(day):
+                rows = self._dataset([file.path])
+                if not any(map(file.may_touch, some)) or not rows.count_rows(filter=within(some)):
+                    continue
+                actions.append(self.removal(file.path, file.size))
+                with self.staged() as stage:
+                    left = stage / file.path.rpartition("/")[0] / "rows.parquet"
+                    actions += [self.place(left)] if write_without(rows, some, left) else []
+        return actions
 
     def _place_whole(self, publication: Publication) -> list[Action]:
         """All that was staged and judged, or nothing: a run that died before may have left less."""
@@ -230,9 +282,48 @@ class FinalTable(FencedTable):
                 "should be done again"
             )
 
-    def tend(self) -> None:
-        """Now and then: delete files that no version needs any more to which a slice can be rolled back."""
+    def tend(self, check: Callable[[], None], now_ms: int) -> None:
+        """Fold the files of slices that are over for long; now and then delete files that nobody can roll back to.
+
+        ``check`` is called before each commit, and raises if another has taken over.
+        """
+        self.fold(check, now_ms)
         self.delete_now_and_then(_DELETE_EVERY_SECONDS)
+
+    def fold(self, check: Callable[[], None], now_ms: int, seconds: float = _FOLD_SECONDS) -> None:
+        """Fold what is due, for about so long; the rest is left to the next turn."""
+        began = time.monotonic()
+        for number, each in enumerate(due(self._all_stored(), self._pipeline, now_ms)):
+            if number and time.monotonic() - began > seconds:
+                log.info("the rest of the files of %s is folded in the next turns", self.path.name)
+                return
+            self._fold(each, check)
+
+    def _fold(self, fold: Fold, check: Callable[[], None]) -> None:
+        """One commit that changes no row."""
+        began, actions = time.monotonic(), list[Action]()
+        with self.staged() as stage:
+            try:
+                files, rows = write_folded(self._dataset(file.path for file in fold.files), fold.day, stage)
+            except (OSError, pa.ArrowException) as error:
+                # What is published is published: a file that cannot be read must not stop the next slices.
+                log.error("files of %s of %s stay as they are: %s", self.path.name, fold.day, error)
+                return
+            if rows != fold.rows:
+                log.error(
+                    "files of %s of %s stay as they are: they have %d rows, the log of the table says %d",
+                    *(self.path.name, fold.day, rows, fold.rows),
+                )
+                return
+            actions += [self.place(file, data_change=False) for file in files]
+        actions += [self.removal(file.path, file.size, data_change=False) for file in fold.files]
+        check()
+        self.transact(actions, json.dumps({"folded": fold.day}, separators=(",", ":")))
+        seconds = time.monotonic() - began
+        log.info(
+            "folded %d files of %s of %s into %d in %.1f s",
+            *(len(fold.files), self.path.name, fold.day, len(files), seconds),
+        )
 
     def _write_headers(self, stage: Folder, day: str, headers: Mapping[str, Header]) -> Folder:
         ordered = [headers[name] for name in sorted(headers)]
@@ -246,16 +337,23 @@ class FinalTable(FencedTable):
         return file
 
     def published_at(self, slice_: str, version: int) -> int | None:
-        """A version of the table that has this version of a slice, as far back as the log goes."""
-        replaced: int | None = None
+        """The newest version of the table that has this version of a slice, as far back as the log goes.
+
+        The newest, since its files are kept longest: those of the publish may have been folded long ago.
+        """
+        newest: int | None = None
         for number, words in self.words():
             brought = words.get("versions", {}).get(slice_, 0)
             if brought == version:
-                return number
+                return self.version if newest is None else newest
             if brought > version:
-                replaced = number
+                newest = number - 1
         # The commit that brought it is out of the log: it was there until it was replaced.
-        return None if replaced is None else replaced - 1
+        return newest
+
+
+def _retention() -> dict[str, str]:
+    return dict.fromkeys(_RETENTION, f"interval {KeptDays.from_env().final_versions} days")
 
 
 def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from jobs.connectors.airflow_api import AirflowApi
 from jobs.connectors.control import Control, death_of
 from jobs.connectors.epochs import STOP_SECONDS, Epoch, Health, Stop, Wait, failures
-from jobs.connectors.incidents import Incidents, crash_loop, failed_run, stalled
+from jobs.connectors.incidents import Incidents, crash_loop, failed_run, full_disk, stalled
 from jobs.folders import Folder
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
@@ -203,8 +203,8 @@ class Fleet:
         )
 
     def incidents(self, jobs: Iterable[str] = STREAMS) -> list[str]:
-        """The open incidents of jobs, a sentence each."""
-        prefixes = [f"stream.{job}." for job in jobs]
+        """The open incidents of jobs, a sentence each, and what holds up all of them."""
+        prefixes = [full_disk(), *(f"stream.{job}." for job in jobs)]
         return [incident.text for incident in Incidents.of(self.lake_root).still_open(*prefixes)]
 
 

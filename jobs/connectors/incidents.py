@@ -76,6 +76,11 @@ def unreadable(name: str) -> str:
     return f"document.{name}.unreadable"
 
 
+def full_disk() -> str:
+    """The key of a disk that has no room for the lake."""
+    return "disk.lake.full"
+
+
 class Happening(StrEnum):
     """What a document says."""
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Self
 
@@ -11,15 +11,18 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.connectors.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
+from jobs.connectors.fenced import Action, FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.connectors.final import TIME, adapt
 from jobs.connectors.parquet import write
 from jobs.connectors.states import Boundary, Counted, Entry, State
 from jobs.folders import Folder
 from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import Pipeline
+from jobs.settings import KeptDays
 
 _MERGE_EVERY_COMMITS = 50
+# Days of which old lines are removed at a time: a plan waits meanwhile.
+_DAYS_A_TURN = 3
 _PROPERTIES = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 1 days",
@@ -53,6 +56,8 @@ SCHEMA = pa.schema(
 )
 
 
+# All columns of a file; that of its day is the name of its folder.
+_WRITTEN = [name for name in SCHEMA.names if name != "day"]
 _DERIVED = ("slice_start", "slice_end", "day")
 _READ = [name for name in SCHEMA.names if name not in _DERIVED]
 
@@ -150,8 +155,52 @@ class Ledger(FencedTable):
         words = json.dumps({"counted": counted.to_json() if counted else None}, separators=(",", ":"))
         self.transact(actions, words)
         if self.version % _MERGE_EVERY_COMMITS == 0:
+            self._remove_old_lines(words)
             self.merge_small_files(words)
             self.delete_now_and_then()
+
+    def _remove_old_lines(self, words: str) -> None:
+        """Remove what is older than `LEDGER_KEPT_DAYS`, but of each slice never the newest line, in a few days a turn.
+
+        By the newest line a plan knows what became of a slice, however long ago that was.
+        """
+        actions = list[Action]()
+        with self.staged() as stage:
+            for day, (files, before) in self._days_with_old_lines().items():
+                rows = dataset(self._table, self.path, files, SCHEMA).to_table(_WRITTEN)
+                rows = rows.sort_by([("commit", "ascending")])
+                newest = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}.values()
+                is_newest = pc.is_in(pa.array(range(rows.num_rows)), pa.array(newest, pa.int64()))
+                kept = rows.filter(pc.or_(pc.greater_equal(rows.column("as_of"), before), is_newest))
+                if kept.num_rows == rows.num_rows:
+                    continue
+                file = stage / f"day={day}" / "lines.parquet"
+                write(kept, file)
+                actions += [self.place(file), *(self.removal(name, size) for name, size in files.items())]
+        if actions:
+            self.transact(actions, words)
+
+    def _days_with_old_lines(self) -> dict[str, tuple[dict[str, int], pa.Scalar]]:
+        """The files of days that have old lines, and more lines than slices; those with most lines come first.
+
+        The age is that of the newest line: its time is the broker's.
+        """
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        if not {"min.as_of", "max.as_of"} <= set(actions.column_names):
+            return {}
+        kept = pa.scalar(timedelta(days=KeptDays.from_env().ledger), pa.duration("us"))
+        before = pc.subtract(pc.max(actions.column("max.as_of")), kept)
+        days = actions.group_by("partition.day").aggregate([("num_records", "sum"), ("min.as_of", "min")])
+        most = 86_400 // self._pipeline.slice_seconds
+        found = days.filter(
+            pc.and_(pc.less(days.column("min.as_of_min"), before), pc.greater(days.column("num_records_sum"), most))
+        ).sort_by([("num_records_sum", "descending")])
+        chosen = found.column("partition.day").to_pylist()[:_DAYS_A_TURN]
+        by_day: dict[str, dict[str, int]] = {day: {} for day in chosen}
+        for file, size in files_with_sizes(self._table).items():
+            if value_of(file) in by_day:
+                by_day[value_of(file)][file] = size
+        return {day: (files, before.cast(TIME)) for day, files in by_day.items()}
 
     def _write(self, stage: Folder, day: str, lines: Iterable[Entry]) -> Folder:
         file = stage / f"day={day}" / "lines.parquet"

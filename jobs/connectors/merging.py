@@ -21,7 +21,7 @@ def bins(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     in_order = sorted(sizes.items(), key=lambda file: (_folder(file), file[1]))
     for _, files in groupby(in_order, key=_folder):
         for few in _up_to_a_good_size(files):
-            if found := _similar(few):
+            if found := similar(few):
                 yield found
 
 
@@ -35,7 +35,7 @@ def _up_to_a_good_size(files: Iterator[File]) -> Iterator[list[File]]:
     yield found
 
 
-def _similar(files: Sequence[File]) -> dict[str, int]:
+def similar(files: Sequence[File]) -> dict[str, int]:
     """As many of the smallest files as possible, of which the largest is not larger than all others together."""
     end = total = 0
     for number, (_, size) in enumerate(files):

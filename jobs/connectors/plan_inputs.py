@@ -18,7 +18,7 @@ from jobs.connectors.kafka import require
 from jobs.connectors.late import count_late, tell_apart
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import slices_left
-from jobs.connectors.states import Counted, Header, Known, Request, Topic
+from jobs.connectors.states import Counted, Header, Known, Request, Topic, first_whole
 from jobs.folders import Folder
 from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
@@ -129,6 +129,7 @@ def _known(
     return Known(
         now_ms=now_ms,
         first_ms=first_ms,
+        events_from_ms=landed.from_ms if landed else 0,
         topic=topic,
         landed=topic.landed(ends),
         headers=finals.headers(days | more),
@@ -140,6 +141,8 @@ def _known(
 
 def _first_ms(pipeline: Pipeline, landed: Landed | None, finals: _Finals) -> int | None:
     event_ms, first = landed.first_ms() if landed else None, finals.first()
+    if landed and event_ms is not None:
+        event_ms = max(event_ms, first_whole(pipeline, event_ms, landed.from_ms).start_ms)
     starts = [event_ms] if event_ms is not None else []
     return min([*starts, slice_named(pipeline, first).start_ms] if first else starts, default=None)
 

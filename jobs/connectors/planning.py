@@ -1,7 +1,7 @@
 """The plan of a recompute run: takes boundaries, counts late events, and decides which slices are due."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -12,6 +12,7 @@ from jobs.connectors.clock import Clock
 from jobs.connectors.control import Control, Lease
 from jobs.connectors.epochs import Phase, Receipt
 from jobs.connectors.events import Count, Landed
+from jobs.connectors.events_needed import said_needed, say_needed
 from jobs.connectors.final import FinalTable
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.late import with_missed
@@ -28,7 +29,9 @@ from jobs.connectors.states import (
     Survey,
     in_time_of,
     is_passed,
+    needed_from_ms,
     outdated_slices,
+    removed,
     survey,
     with_late,
 )
@@ -146,7 +149,7 @@ def make(
         surveyed = survey(pipeline, seen.known, request)
         plan = _plan(pipeline, run, seen, surveyed)
         lease.check()
-        _close_incidents(lake_root, pipeline, ledger)
+        still_blocked = _close_incidents(lake_root, pipeline, ledger)
         discard_old(lake_root, pipeline)
         folder = RunFolder.of(lake_root, pipeline, run)
         if begins:
@@ -157,21 +160,43 @@ def make(
         if begins and not plan.work and not plan.untold:
             # Every plan looks through the folders of runs.
             folder.end()
+        lease.check()
+        _say_needed(lake_root, pipeline, seen, surveyed, {*still_blocked, *seen.known.left}, request)
     return Planned(survey=surveyed, plan=plan)
 
 
-def _close_incidents(lake_root: Folder, pipeline: Pipeline, ledger: Ledger) -> None:
-    """Of blocked slices that are final: who published one may have died before it said so."""
+def _say_needed(
+    lake_root: Folder,
+    pipeline: Pipeline,
+    seen: Inputs,
+    surveyed: Survey,
+    open_: Collection[str],
+    request: Request | None,
+) -> None:
+    """Which events this pipeline still needs. A plan for a request does not see all that is due: it raises nothing."""
+    from_ms, job = needed_from_ms(pipeline, seen.known, surveyed, open_), pipeline.recompute_job
+    if request:
+        from_ms = min(from_ms, said_needed(lake_root, job) or 0)
+    say_needed(lake_root, job, from_ms)
+
+
+def _close_incidents(lake_root: Folder, pipeline: Pipeline, ledger: Ledger) -> list[str]:
+    """Of blocked slices that are final: who published one may have died before it said so. Those that still are."""
     incidents, prefix = Incidents.of(lake_root), blocked(pipeline.name, "")
     names = [incident.key.removeprefix(prefix) for incident in incidents.still_open(prefix)]
     final = [name for name, entry in ledger.newest(names).items() if entry.state is State.FINAL]
     incidents.close_blocked(pipeline.name, final)
+    return [name for name in names if name not in final]
 
 
 def outdated(lake_root: Folder, pipeline: Pipeline) -> tuple[Slice, ...]:
-    """Every final slice of an older definition. It reads all headers, which a plan does not."""
-    final = FinalTable.read(lake_root, pipeline)
-    return outdated_slices(pipeline, final.headers() if final else {})
+    """Every final slice of an older definition whose events are there. It reads all headers, which a plan does not."""
+    final, landed = FinalTable.read(lake_root, pipeline), Landed.at(lake_root, pipeline.source)
+    headers, events_from_ms = final.headers() if final else {}, landed.from_ms if landed else 0
+    found = outdated_slices(pipeline, headers, events_from_ms)
+    if not found and outdated_slices(pipeline, headers, 0):
+        raise Refusal(removed(pipeline.source, events_from_ms))
+    return found
 
 
 def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:

@@ -27,7 +27,7 @@ from jobs.folders import Folder
 from jobs.pipelines.slices import runs_of, slice_named
 from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
-from jobs.settings import Settings
+from jobs.settings import KeptDays, Settings
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def publish(
         reach(FailPoint.PUBLISHED, 0)
         told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
         versions, settled, sent = _tell(settings, pipeline, final, ledger, lease, told)
-        final.tend()
+        final.tend(lease.check, now_ms)
     reach(FailPoint.TOLD, 0)
     stay = {
         name: [failure["sentence"] for failure in verdict["failures"]]
@@ -147,7 +147,8 @@ def earlier(
     if then is None or header is None or header.version != version:
         raise Refusal(
             f'version {version} of slice {slice_} of {pipeline.name!r} is not there: `tideline query "select slice, '
-            f'version, as_of from ledger_{pipeline.name}"` lists the versions; files are kept for 30 days'
+            f'version, as_of from ledger_{pipeline.name}"` lists the versions; those that were replaced are kept for '
+            f"FINAL_VERSIONS_KEPT_DAYS={KeptDays.from_env().final_versions} days"
         )
     rows = then.rows(slice_)
     # With other columns than it was published with it has another checksum.

@@ -8,8 +8,9 @@ from typing import Self
 import msgspec
 
 from jobs.connectors.days import DAY_MS, day_of
-from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between, start_ms_of
+from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
+from jobs.times import iso
 
 # One broker says what time it is, the leader of each partition stamps arrivals: their clocks may differ by this much.
 CLOCK_SKEW_MS = 5_000
@@ -193,7 +194,7 @@ class Known:
     """What tables and topic say when a plan is made."""
 
     now_ms: int
-    # Of the first landed event or final slice.
+    # Of the first whole slice of landed events, or of the first final slice.
     first_ms: int | None
     topic: Topic
     landed: Mapping[int, int]
@@ -212,6 +213,7 @@ class Known:
     settled: Collection[str] = ()
     # Other final slices that were looked up there; none: all of them.
     with_entries: Collection[str] | None = None
+    events_from_ms: int = 0
 
 
 def closes_at(pipeline: Pipeline, slice_: Slice) -> int:
@@ -228,6 +230,42 @@ def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
 def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
     """Whether an event of a slice arrived before the slice was over, by the stamp of its broker."""
     return arrival_ms < closes_at(pipeline, slice_) - CLOCK_SKEW_MS
+
+
+def has_events(pipeline: Pipeline, slice_: Slice, events_from_ms: int) -> bool:
+    """Whether all events are there that a slice is computed from, and none of them was removed."""
+    return slice_.start_ms - pipeline.window.look_back_ms >= events_from_ms or not events_from_ms
+
+
+def removed(source: Source, events_from_ms: int) -> str:
+    """Why a slice without all its events cannot be computed, or compared."""
+    return (
+        f"events of {source.name!r} before {iso(events_from_ms)} were removed: they are kept for events_kept_days="
+        f"{source.events_kept_days}"
+    )
+
+
+def needed_from_ms(pipeline: Pipeline, known: Known, surveyed: Survey, open_: Collection[str]) -> int:
+    """From which time on events are still needed: by slices that are not done, and by those that can be reopened.
+
+    All that arrived before the tide line is landed. What arrives later is rejected if it is older than the horizon, so
+    slices before that are computed for good. ``open_``: the names of slices that wait for a person, or for a run.
+    """
+    if known.first_ms is None:
+        return 0
+    line = known.first_ms if surveyed.tide_line_ms is None else surveyed.tide_line_ms
+    oldest = line - pipeline.source.horizon_hours * HOUR_MS - CLOCK_SKEW_MS - pipeline.window.reach_ms
+    slices = [*(due.slice for due in surveyed.due), *surveyed.waiting, *surveyed.blocked]
+    starts = [slice_at(pipeline, max(0, oldest)).start_ms, *(slice_.start_ms for slice_ in slices)]
+    return min([*starts, *map(start_ms_of, open_)]) - pipeline.window.look_back_ms
+
+
+def first_whole(pipeline: Pipeline, first_ms: int, events_from_ms: int) -> Slice:
+    """The first slice of which all events are there, if the first event that is there happened then."""
+    first = slice_at(pipeline, first_ms)
+    if has_events(pipeline, first, events_from_ms):
+        return first
+    return slice_at(pipeline, events_from_ms + pipeline.window.look_back_ms + pipeline.slice_seconds * 1000 - 1)
 
 
 def over(pipeline: Pipeline, known: Known) -> list[Slice]:
@@ -252,7 +290,8 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
     # A slice that was made final before it was over waits until it is.
     named = (slice_named(pipeline, name) for name in (*known.late, *left))
     touched = {slice_ for slice_ in named if not early(pipeline, slice_, known.now_ms)}
-    candidates = sorted({*recent, *touched, *(asked - set(refused))})
+    wanted = sorted({*recent, *touched, *(asked - set(refused))})
+    candidates = [slice_ for slice_ in wanted if has_events(pipeline, slice_, known.events_from_ms)]
     taken: dict[Slice, Boundary] = {}
     waiting: dict[Slice, Boundary] = {}
     due: list[Due] = []
@@ -290,7 +329,7 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
         taken=taken,
         refused=refused,
         blocked=tuple(s for s in candidates if _state(known, s) is State.BLOCKED),
-        outdated=outdated_slices(pipeline, known.headers),
+        outdated=outdated_slices(pipeline, known.headers, known.events_from_ms),
         untold=tuple(name for name in looked_up if _is_untold(known.headers[name], known.entries.get(name))),
     )
 
@@ -402,10 +441,11 @@ def _state(known: Known, slice_: Slice) -> State | None:
     return entry.state if entry else None
 
 
-def outdated_slices(pipeline: Pipeline, headers: Mapping[str, Header]) -> tuple[Slice, ...]:
-    """Those that are final by an older definition."""
+def outdated_slices(pipeline: Pipeline, headers: Mapping[str, Header], events_from_ms: int) -> tuple[Slice, ...]:
+    """Those that are final by an older definition, and can be computed anew."""
     names = sorted(name for name, header in headers.items() if header.fingerprint != pipeline.fingerprint)
-    return tuple(slice_named(pipeline, name) for name in names)
+    slices = (slice_named(pipeline, name) for name in names)
+    return tuple(slice_ for slice_ in slices if has_events(pipeline, slice_, events_from_ms))
 
 
 def _is_untold(header: Header, entry: Entry | None) -> bool:
@@ -420,6 +460,8 @@ def _why_not(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
     """Why a slice that is asked for can never be closed now; none if it can."""
     if why := early(pipeline, slice_, known.now_ms):
         return why
+    if not has_events(pipeline, slice_, known.events_from_ms):
+        return removed(pipeline.source, known.events_from_ms)
     if known.first_ms is None or slice_.end_ms <= known.first_ms:
         # To publish it would make every slice from there on due.
         return "no event was ever landed so early"

@@ -4,7 +4,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
 
@@ -17,12 +17,24 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.connectors.batch_rows import files_about_batches, to_remove, write_first_row
 from jobs.connectors.checkpoint import Offsets, reset_command
 from jobs.connectors.delta_log import open_whole, said
-from jobs.connectors.fenced import HOUR_SECONDS, Action, FencedTable, files_with_sizes, for_each, opened, value_of
+from jobs.connectors.event_hours import KeptEvents, old_hours
+from jobs.connectors.fenced import (
+    HOUR_SECONDS,
+    Action,
+    FencedTable,
+    files_with_sizes,
+    follow,
+    for_each,
+    opened,
+    value_of,
+)
 from jobs.connectors.parquet import files_in, footer
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder, remove
 from jobs.pipelines.spec import BATCHES_SLICE
 from jobs.refusal import Refusal
+from jobs.settings import replaced_kept_minutes
+from jobs.times import iso
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +44,10 @@ DELETE_EVERY_SECONDS = HOUR_SECONDS
 _EPOCH = "epoch-"
 # The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
 PRUNE = "prune"
+_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _PROPERTIES = {
     # A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
-    "delta.logRetentionDuration": "interval 6 hours",
-    "delta.deletedFileRetentionDuration": "interval 6 hours",
+    **dict.fromkeys(_RETENTION, "interval 6 hours"),
     "delta.checkpointInterval": "50",
 }
 
@@ -67,6 +79,8 @@ class Note:
     cluster_id: str
     topics: dict[str, Ranges]
     fingerprint: str | None = None
+    # Of `events`: those that happened before this time were removed, since they were old. The table's writer sets it.
+    events_from_ms: int = 0
 
     @property
     def is_reset(self) -> bool:
@@ -157,7 +171,10 @@ class TableWriter(FencedTable):
     def open(cls, path: Folder, schema: pa.Schema | None, partition: str, *, epoch: int) -> Self:
         """Open the table, or create it empty; without a schema as it is, with columns that are yet to come."""
         first = pa.schema([(partition, pa.string())]) if schema is None else schema
-        writer = cls(path, opened(path, first, partition, _PROPERTIES), epoch)
+        kept = _kept()
+        table = opened(path, first, partition, _PROPERTIES | kept)
+        follow(table, path, kept)
+        writer = cls(path, table, epoch)
         if schema is not None:
             writer._take(schema)
         return writer
@@ -225,6 +242,8 @@ class TableWriter(FencedTable):
         *transactions: Transaction,
         mode: Literal["append", "overwrite"] = "append",
     ) -> None:
+        # Readers learn from the version that they read what is not in it any more.
+        note = replace(note, events_from_ms=self.note.events_from_ms if self.note else 0)
         self.transact(actions, note.to_json(), *transactions, mode=mode)
         self.note = note
 
@@ -248,20 +267,49 @@ class TableWriter(FencedTable):
             self.transact([*(self.removal(file, size) for file, size in files.items()), *added], self.note.to_json())
         log.info("pruned %d files of %s", len(files), self.path.name)
 
-    def tend(self, superseded: Callable[[], Collection[str]] = tuple, *, batches_kept: timedelta | None = None) -> None:
+    def remove_old_events(self, events: KeptEvents) -> None:
+        """Remove the oldest hours, in one commit that also says from when on events are there."""
+        if self.note is None:
+            return
+        old = old_hours(self._table, events.kept, events.needed_from_ms(), round(_now().timestamp() * 1000))
+        if not old.files:
+            return
+        note = replace(self.note, events_from_ms=max(self.note.events_from_ms, old.before_ms))
+        reach(FailPoint.MERGED, note.batch or 0)
+        self.transact([self.removal(file, size) for file, size in old.files.items()], note.to_json())
+        self.note = note
+        log.info("removed %d files of %s: events before %s", len(old.files), self.path.name, iso(note.events_from_ms))
+
+    def tend(
+        self,
+        superseded: Callable[[], Collection[str]] = tuple,
+        *,
+        batches_kept: timedelta | None = None,
+        events: KeptEvents | None = None,
+    ) -> None:
         """Now and then: remove superseded slices, merge small files, delete what no reader can need.
 
-        Rows about batches are removed when they are older than ``batches_kept``.
+        Rows about batches are removed when they are older than ``batches_kept``, and old ``events`` if there are any.
         """
         version, note = self.version, self.note
         if note is None or version % COMPACT_EVERY_COMMITS:
             return
         self.prune(superseded(), batches_kept)
+        if events:
+            self.remove_old_events(events)
+            note = self.note or note
         yesterday = _now() - timedelta(days=1)
         # A file has rows of a day at most: one that is merged for ever could never be removed as a whole.
         settled = {file.path for file in files_about_batches(self._table) if file.oldest < yesterday}
         self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0), without=settled)
-        self.delete_now_and_then(DELETE_EVERY_SECONDS)
+        # Several times within the time for which files are kept.
+        self.delete_now_and_then(min(DELETE_EVERY_SECONDS, (replaced_kept_minutes() or 360) * 60 / 6))
+
+
+def _kept() -> dict[str, str]:
+    """The properties that a setting gives to every table of a stream."""
+    minutes = replaced_kept_minutes()
+    return dict.fromkeys(_RETENTION, f"interval {minutes} minutes") if minutes else {}
 
 
 def _now() -> datetime:

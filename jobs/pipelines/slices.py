@@ -55,13 +55,22 @@ def slices_between(pipeline: Pipeline, from_ms: int, to_ms: int) -> list[Slice]:
     return [Slice(start, start + length) for start in range(first, to_ms, length)] if from_ms < to_ms else []
 
 
-def slice_named(pipeline: Pipeline, name: str) -> Slice:
-    """The slice of a name."""
+def start_ms_of(name: str) -> int:
+    """When the slice of a name starts, however long it is.
+
+    >>> start_ms_of("19700101T000100Z")
+    60000
+    """
     try:
         start = datetime.strptime(name, _FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
         raise RefusedDefinitionError(f"{name!r} is no slice: its name is its start, e.g. 20260131T120000Z") from error
-    found = slice_at(pipeline, round(start.timestamp() * 1000))
+    return round(start.timestamp() * 1000)
+
+
+def slice_named(pipeline: Pipeline, name: str) -> Slice:
+    """The slice of a name."""
+    found = slice_at(pipeline, start_ms_of(name))
     if found.name != name:
         raise RefusedDefinitionError(
             f"{name!r} is no slice of {pipeline.name!r}, whose slices are {pipeline.slice_seconds} s long: the one in "

@@ -39,6 +39,8 @@ _OF_A_WINDOW = (
 BATCHES_SLICE = "batches"
 # Where a final table keeps the headers of a day's slices: this, and the day.
 HEADERS_SLICE = "headers-"
+# Where it keeps rows of many slices of a day in one file: this, the day, and a sign of their columns.
+ROWS_SLICE = "rows-"
 
 
 class RefusedDefinitionError(ValueError):
@@ -164,7 +166,8 @@ class Source:
     Event time is the field ``event_time_field``, or (plain text) the header ``event_time_header``, in
     milliseconds since the epoch. ``key`` names the column that holds the record's Kafka key; ``keyed`` says whether
     producers use keys at all, so that a new partition would take some of them away from theirs.
-    ``identity`` names the fields that make two records the same; without it repeats count.
+    ``identity`` names the fields that make two records the same; without it repeats count. What was landed is kept for
+    ``events_kept_days``, and can be computed again for so long.
     """
 
     name: str
@@ -181,6 +184,7 @@ class Source:
     longest_outage_hours: int = 72
     horizon_hours: int = 168
     max_ahead_seconds: int = 60
+    events_kept_days: int = 90
 
     def __post_init__(self) -> None:
         """Refuse a source that could not be read, or not be read again after an outage."""
@@ -207,6 +211,14 @@ class Source:
             f"source {self.name!r}: retention_hours={self.retention_hours} is shorter than "
             f"longest_outage_hours={self.longest_outage_hours}: records would be gone before they are read; "
             "keep the topic longer or accept a shorter outage",
+        )
+        needed_hours = self.horizon_hours + self.longest_outage_hours + self.retention_hours
+        _require(
+            self.events_kept_days * 24 >= needed_hours,
+            f"source {self.name!r}: events_kept_days={self.events_kept_days} is shorter than horizon_hours="
+            f"{self.horizon_hours}, longest_outage_hours={self.longest_outage_hours} and retention_hours="
+            f"{self.retention_hours} together: events that can still come would belong to slices whose other events "
+            f"are gone; keep them for {-(-needed_hours // 24)} days at least",
         )
 
     def _check_event_time(self) -> None:

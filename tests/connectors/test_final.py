@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from jobs.connectors import fenced, publishing
 from jobs.connectors.checksums import checksum
 from jobs.connectors.fenced import FencedTable, OvertakenError
-from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError, columns_of
+from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError, columns_of, follow
 from jobs.connectors.final_topic import tombstones
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.runs import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old, slices_left
@@ -445,15 +445,47 @@ def test_what_is_rolled_back_to_other_columns_has_the_checksum_of_what_is_served
 def test_files_of_older_versions_go_when_nobody_can_roll_back_to_them(tmp_path: Path, monkeypatch: Any) -> None:
     from jobs.connectors import final as module
 
-    monkeypatch.setitem(module._PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    at_once = {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
+    monkeypatch.setattr(module, "_retention", lambda: at_once)
     for version in (1, 2, 3):
         table = publish(tmp_path, version)
     there = set(table.path.glob("slice=*/*.parquet"))
-    table.tend()
+    table.tend(lambda: None, now_ms=0)
     left = {str(file.relative_to(table.path)) for file in table.path.glob("slice=*/*.parquet")}
     assert left == set(fenced.files_with_sizes(table._table))
     assert len(left) < len(there)
     assert seen(tmp_path) == both(3)
+
+
+def kept_of(lake: Path) -> set[str | None]:
+    """How long the table keeps its log and the files that were replaced."""
+    there = DeltaTable(lake / SUM.final_table).metadata().configuration
+    return {there.get("delta.logRetentionDuration"), there.get("delta.deletedFileRetentionDuration")}
+
+
+def test_versions_are_kept_for_as_long_as_the_setting_says_also_of_a_table_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 1)
+    assert kept_of(tmp_path) == {"interval 30 days"}
+    monkeypatch.setenv("FINAL_VERSIONS_KEPT_DAYS", "7")
+    table = publish(tmp_path, 2)
+    assert (kept_of(tmp_path), table.version) == ({"interval 7 days"}, 3)
+    assert publish(tmp_path, 3).version == 4, "nothing is written where they agree"
+    assert seen(tmp_path) == both(3)
+    assert publishing.earlier(tmp_path, SUM, FinalTable.open(tmp_path, SUM), FIRST.name, 1)[0] == header(FIRST, 1)
+    with pytest.raises(Refusal, match=r"are kept for FINAL_VERSIONS_KEPT_DAYS=7 days"):
+        publishing.earlier(tmp_path, SUM, FinalTable.open(tmp_path, SUM), FIRST.name, 9)
+
+
+def test_a_writer_that_was_overtaken_changes_no_properties(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    stale = DeltaTable(tmp_path / SUM.final_table)
+    publish(tmp_path, 2)
+    with pytest.raises(OvertakenError, match="another writer has committed to "):
+        follow(stale, tmp_path / SUM.final_table, {"delta.logRetentionDuration": "interval 1 days"})
+    assert kept_of(tmp_path) == {"interval 30 days"}
+    assert seen(tmp_path) == both(2)
 
 
 def test_a_ledger_and_a_publish_leave_no_stage_behind(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from jobs.connectors.epochs import (
     Wait,
 )
 from jobs.connectors.fleet import DRAIN_SECONDS, Fleet, StreamState, as_rows, known_jobs, table
-from jobs.connectors.incidents import Incidents, crash_loop, stalled
+from jobs.connectors.incidents import Incidents, crash_loop, full_disk, stalled
 from jobs.pipelines import STREAMS
 from jobs.refusal import Refusal
 from tests.processes import wait_until
@@ -288,6 +288,8 @@ def test_only_open_incidents_of_the_streams_that_are_meant_are_told(fleet: Fleet
     incidents.close(crash_loop(OTHER), "it runs")
     assert sorted(fleet.incidents()) == ["rolling_sum makes no step", "rolling_sum_sliding makes no step"]
     assert fleet.incidents([JOB, OTHER]) == ["rolling_sum makes no step"]
+    Incidents.of(fleet.lake_root).open(full_disk(), "the disk is full")
+    assert sorted(fleet.incidents([JOB])) == ["rolling_sum makes no step", "the disk is full"]
 
 
 def test_the_incidents_of_a_stream_that_is_switched_off_are_over(fleet: Fleet, tmp_path: Path) -> None:

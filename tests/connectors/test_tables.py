@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from jobs.connectors import tables
 from jobs.connectors.fenced import OvertakenError, files_of, rows_by_partition
+from jobs.connectors.retention import Freed, took_turn
 from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter, TornStageError, last_note
 from jobs.refusal import Refusal
 from tests import processes
@@ -541,6 +542,40 @@ def test_files_that_no_reader_needs_are_deleted(path: Path, monkeypatch: pytest.
         assert last_note(path) == note(batch)
     assert len(files_on_disk(path)) < 20
     assert opened(path).has(WRITE_ID, 29)
+
+
+def test_how_long_replaced_files_are_kept_can_be_set_for_a_table_that_exists(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zombie = opened(path)
+    commit(zombie, 0)
+    monkeypatch.setenv("REPLACED_FILES_KEPT_MINUTES", "5")
+    commit(opened(path), 1)
+    there = DeltaTable(path)
+    names = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+    assert [there.metadata().configuration[name] for name in names] == ["interval 5 minutes"] * 2
+    version = there.version()
+    commit(opened(path), 2)
+    assert DeltaTable(path).version() == version + 1, "it is set once"
+    assert (rows(path), last_note(path)) == ([0, 1, 2], note(2))
+    with pytest.raises(OvertakenError):
+        commit(zombie, 3)
+
+
+def test_files_are_deleted_several_times_within_the_time_for_which_they_are_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last turn was two minutes ago: with the default the next would come in an hour."""
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
+    for minutes, turns in (("", 0), ("5", 1)):
+        monkeypatch.setenv("REPLACED_FILES_KEPT_MINUTES", minutes)
+        writer = opened(path)
+        took_turn(path, Freed(files=7))
+        last = json.loads((path / "_freed.json").read_text())
+        (path / "_freed.json").write_text(json.dumps({**last, "time": last["time"] - 120}))
+        commit(writer, turns)
+        writer.tend()
+        assert (json.loads((path / "_freed.json").read_text())["files"] != 7) == bool(turns)
 
 
 def test_an_overtaken_writer_deletes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -24,7 +24,7 @@ from jobs.connectors.airflow_api import AirflowApi
 from jobs.connectors.control import Control
 from jobs.connectors.epochs import LOOP_FAILURES, Epoch, Health
 from jobs.connectors.fleet import Fleet
-from jobs.connectors.incidents import Incident, Incidents
+from jobs.connectors.incidents import Incident, Incidents, full_disk
 from jobs.pipelines.spec import checkpoint_of, dag_id_of
 from local.drivers import is_driver
 from local.ports import free_ports
@@ -32,6 +32,7 @@ from local.process import kill, marked, session_of
 from local.settings import StackSettings
 from local.stack import Stack
 from tests import checker, oracle
+from tests.small_disk import can_mount, fill, small_disk
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -42,6 +43,9 @@ STALL_SECONDS = 30
 DETECT_SECONDS = 15
 # It notices a death within ten seconds of the last heartbeat; a task must start to say so, and Spark to recover.
 RECOVER_SECONDS = 120
+# The lake's own, so that it can be filled.
+DISK_MB = 256
+RESERVE_MB = 20
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +57,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "KAFKA_CONTROLLER_PORT": str(controller),
         "AIRFLOW_PORT": str(airflow),
         "STREAM_STALL_SECONDS": str(STALL_SECONDS),
+        "LAKE_RESERVE_MB": str(RESERVE_MB),
     }
     settings = StackSettings.from_env(env)
     settings = replace(settings, jobs=replace(settings.jobs, jars=StackSettings.from_env().jobs.jars))
     stack = Stack(settings, env={**os.environ, **env})
-    try:
-        stack.up()
-        yield stack
-    finally:
-        kill(marked(home))
+    with small_disk(home / "lake", DISK_MB) if can_mount() else nullcontext():
+        try:
+            stack.up()
+            yield stack
+        finally:
+            kill(marked(home))
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +258,29 @@ def test_a_stalled_stream_is_reported_and_left_alone(stack: Stack, api: AirflowA
     told(f"broker frozen (stalled after {STALL_SECONDS} s)", detected, recovered)
     assert len(found()) == 1
     assert control.newest() == before, "no restart"
+
+
+@pytest.mark.skipif(not can_mount(), reason="only root can mount a disk that is to be filled")
+def test_a_full_disk_is_one_incident_and_the_stream_goes_on_when_there_is_room(
+    stack: Stack, api: AirflowApi, control: Control
+) -> None:
+    """Not a byte is left at once, so heartbeats fail, too."""
+    began, (run, *_) = time.time(), api.runs(DAG)
+    ballast = fill(stack.settings.jobs.lake_root)
+    detected = until(lambda: incident(stack, full_disk()), DETECT_SECONDS, "the incident")
+    filled = time.monotonic()
+    until(lambda: time.monotonic() - filled > 30, 31, "thirty seconds")
+    assert not incident(stack, full_disk())[0].closed
+    ballast.unlink()
+    back, count = time.monotonic(), len(notes(stack))
+    until(lambda: len(notes(stack)) > count + 2, RECOVER_SECONDS, "batches after the shortage")
+    told("disk of the lake, full for 30 s", detected, time.monotonic() - back)
+    until(lambda: incident(stack, full_disk())[0].closed, DETECT_SECONDS, "the incident is over")
+    opened = [found.key for found in Incidents.of(stack.settings.jobs.lake_root).all() if found.opened > began]
+    assert opened == [full_disk()]
+    assert [run["state"] for run in api.runs(DAG) if run["state"] == "failed"] == []
+    assert api.runs(DAG)[0]["dag_run_id"] == run["dag_run_id"], "the same run goes on"
+    assert newest(control).receipt is None
 
 
 def test_a_crash_loop_backs_off_and_says_why(stack: Stack, api: AirflowApi, control: Control) -> None:

@@ -2,12 +2,14 @@
 
 import inspect
 import re
+from dataclasses import fields
 
 import pytest
 
 from jobs.connectors import incidents
 from jobs.pipelines import PIPELINES, SOURCES
-from jobs.settings import PROJECT
+from jobs.pipelines.spec import Source
+from jobs.settings import PROJECT, KeptDays
 from local import pages
 
 PAGES = sorted(pages.PAGES.glob("*.md"))
@@ -67,9 +69,18 @@ def test_keys_of_incidents_are_made_nowhere_else():
 
 
 def test_nobody_budgets_a_retention_that_does_not_exist():
-    """No setting and no job removes rows of `events`: the page that says how large a disk must be says so."""
-    settings = re.findall(r"(?m)^#?([A-Z_]+)=", (PROJECT / ".env.example").read_text())
-    assert [name for name in settings if name.startswith("EVENTS_")] == []
+    """The page that says how large a disk must be takes the default of the field by which events are removed."""
     text = " ".join((pages.PAGES / "growing.md").read_text().split())
-    assert "retention of `events`" not in text
-    assert "rows of `events` are never deleted" in text
+    (default,) = (field.default for field in fields(Source) if field.name == "events_kept_days")
+    assert f"`events_kept_days` of the source ({default} days unless it says otherwise)" in text
+    per_day_gb = 10_000 * 30 * 86_400 / 1e9
+    assert f"| `events` per day | {per_day_gb:.0f} GB |" in text
+    assert f"| `events` in all, kept for {default} days | {per_day_gb * default / 1000:.1f} TB |" in text
+    # A minute of 10,000 windows.
+    assert f"| final windows per year | {round(10_000 * 30 * 1440 * 365 / 1e9, -1):.0f} GB |" in text
+
+
+def test_the_page_of_growth_says_the_defaults_of_what_is_kept():
+    text = (pages.PAGES / "operations.md").read_text()
+    for field in fields(KeptDays):
+        assert f"`{field.name.upper()}_KEPT_DAYS` ({field.default})" in text, field.name

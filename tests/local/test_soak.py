@@ -10,6 +10,7 @@ import pytest
 
 from local import soak_report
 from local.soak import CpuMeter, Faults, Sample, Soaked, _settings, conflicts
+from local.soak_disk import Disk
 
 # A process knows its time to the nanosecond, the system to a hundredth of a second: it is busy for a little longer.
 _BUSY = "import time; end = time.process_time() + 0.55\nwhile time.process_time() < end: pass"
@@ -34,13 +35,19 @@ def sample(minute: float, age: float, batch: int | None = None, final: int = 1) 
     )
 
 
-def soaked(*samples: Sample, faults: Faults | None = None, finals: tuple[float, ...] = (30.0, 59.0, 80.0)) -> Soaked:
+def soaked(
+    *samples: Sample,
+    faults: Faults | None = None,
+    finals: tuple[float, ...] = (30.0, 59.0, 80.0),
+    disk: Disk | None = None,
+) -> Soaked:
     return Soaked(
         minutes=2,
         samples=samples,
         faults=faults or Faults(),
         runs={"recompute_rolling_sum": [20.0, 30.0]},
         finals={"rolling_sum": finals},
+        disk=disk,
     )
 
 

@@ -110,6 +110,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "retention_hours=71 is shorter than longest_outage_hours=72: records would be",
     ),
     (lambda: source(retention_hours=71), "keep the topic longer or accept a shorter outage"),
+    (
+        lambda: source(events_kept_days=16),
+        "events_kept_days=16 is shorter than horizon_hours=168, longest_outage_hours=72 and retention_hours=168 "
+        "together: events that can still come",
+    ),
+    (lambda: source(events_kept_days=16), "keep them for 17 days at least"),
     *[
         (
             lambda name=name: source(fields=(TS, Field(name=name, type="BIGINT"))),
@@ -317,6 +323,7 @@ SAME: dict[str, Pipeline] = {
     "partitions": replace(BASE, source=source(partitions=7)),
     "retention": replace(BASE, source=source(retention_hours=1000)),
     "outage": replace(BASE, source=source(longest_outage_hours=1)),
+    "events kept": replace(BASE, source=source(events_kept_days=200)),
     "source's description": replace(BASE, source=source(description="Other.")),
 }
 OTHER: dict[str, Pipeline] = {

@@ -29,7 +29,8 @@ from jobs.connectors.epochs import (
     Stop,
     Wait,
 )
-from jobs.connectors.incidents import Incidents, crash_loop, stalled
+from jobs.connectors.incidents import Incidents, crash_loop, full_disk, stalled
+from jobs.connectors.room import Room
 from jobs.pipelines.spec import INCIDENTS, control_of
 from tests.processes import wait_until
 from tideline_airflow.triggers import streaming as module
@@ -239,6 +240,37 @@ def test_without_an_epoch_it_books_a_death_and_waits(
     receipt = control.epoch(1).receipt
     assert receipt
     assert not receipt.clean
+
+
+# -- The disk of the lake is full --
+
+MORE_THAN_ANY_DISK = 10**18
+
+
+def test_nothing_is_started_on_a_full_disk(control: Control, tmp_path: Path) -> None:
+    """Its first start may begin at once, but for that."""
+    watched = trigger(tmp_path, None)
+    watched._room = room = Room(tmp_path, MORE_THAN_ANY_DISK)
+    tmp_path.joinpath("control").mkdir()
+    fired(watched, lambda: setattr(room, "_reserve", 1))
+    assert [(one.key, one.closed) for one in Incidents.of(tmp_path).all()] == [(full_disk(), True)]
+
+
+def test_a_full_disk_is_told_by_who_follows_a_stream_and_so_is_its_end(control: Control, tmp_path: Path) -> None:
+    write_lease(control, 1)
+    write_beat(control)
+    watched = trigger(tmp_path)
+    watched._room = room = Room(tmp_path, MORE_THAN_ANY_DISK)
+
+    def has_room() -> None:
+        assert list(open_incidents(tmp_path)) == [full_disk()]
+        room._reserve = 1
+
+    def stops() -> None:
+        assert open_incidents(tmp_path) == {}
+        control.end(1, ended())
+
+    fired(watched, has_room, lambda: write_beat(control), stops)
 
 
 # -- Its task is ended or cleared --

@@ -42,12 +42,15 @@ class IncidentNotifier(BaseNotifier):
     def notify(self, context: Context) -> None:
         """In the process of the task, or in the DAG processor."""
         from jobs.connectors.incidents import Incidents
+        from jobs.connectors.room import Room
         from jobs.settings import Settings
         from tideline_airflow.notifiers.delivery import deliver
 
         lake_root = Settings.from_env().lake_root
         try:
-            self._keep(Incidents.of(lake_root), dict(context))
+            # All that fails or is late on a full disk has one cause, which is one incident.
+            known = self.event is not Event.RUN_SUCCEEDED and Room.of(lake_root).is_short()
+            self._keep(Incidents.of(lake_root), dict(context), known=known)
         finally:
             deliver(lake_root)
 
@@ -58,15 +61,16 @@ class IncidentNotifier(BaseNotifier):
     def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
         """There is none; and a DAG that comes from Airflow's database has no templates to ask for."""
 
-    def _keep(self, incidents: "Incidents", context: dict[str, Any]) -> None:
+    def _keep(self, incidents: "Incidents", context: dict[str, Any], *, known: bool) -> None:
+        """``known``: another incident tells the cause."""
         match self.event:
             case Event.TASK_FAILED:
-                _task_failed(incidents, context)
-            case Event.RUN_FAILED:
-                _run_failed(incidents, context)
+                _task_failed(incidents, context, known=known)
             case Event.RUN_SUCCEEDED:
                 _run_succeeded(incidents, context)
-            case Event.DEADLINE_MISSED:
+            case Event.RUN_FAILED if not known:
+                _run_failed(incidents, context)
+            case Event.DEADLINE_MISSED if not known:
                 _deadline_missed(incidents, context)
 
 
@@ -75,11 +79,11 @@ def page(path: str) -> str:
     return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}/{path.lstrip('/')}"
 
 
-def _task_failed(incidents: "Incidents", context: dict[str, Any]) -> None:
+def _task_failed(incidents: "Incidents", context: dict[str, Any], *, known: bool) -> None:
     from jobs.connectors.incidents import failed_run
 
     task, error = context["ti"], context.get("exception")
-    if not isinstance(error, AlreadyTold):
+    if not known and not isinstance(error, AlreadyTold):
         text = f"{task.dag_id} failed: task {task.task_id} of run {task.run_id}: {_sentence(error)}"
         incidents.open(failed_run(task.dag_id), text, link=task.log_url)
     incidents.note_failure(task.dag_id, task.run_id)

@@ -13,12 +13,14 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from jobs.connectors.room import Room
 from jobs.connectors.tries import TASK_VARIABLE, process_words
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import Pipeline
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.operators.submission import APPLICATION, submission
+from tideline_airflow.triggers.room import RoomTrigger
 
 # Up to here most of a job is Spark's own start.
 _BRIEF_EVENTS = 500_000
@@ -47,6 +49,17 @@ class PipelineOperator(BaseOperator):
         super().__init__(**kwargs)
         self.pipeline = pipeline
         self.kafka_conn_id = kafka_conn_id
+
+    def pre_execute(self, context: Context) -> None:
+        """Begin when the disk of the lake has room. A task that waits for it holds no worker."""
+        lake_root = Settings.from_env().lake_root
+        if Room.of(lake_root).is_short():
+            self.log.warning("the disk of the lake is full: waiting for room")
+            self.defer(trigger=RoomTrigger(lake_root=str(lake_root)), method_name="go_on")
+
+    def go_on(self, context: Context, event: dict[str, Any]) -> Any:
+        """Called when there is room."""
+        return self.execute(context)
 
     @property
     def definition(self) -> Pipeline:

@@ -7,6 +7,7 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from jobs.connectors.isolation import ComputeError, isolate
+from jobs.connectors.room import Room
 from jobs.connectors.runs import Plan, RunFolder
 from jobs.connectors.states import Request
 from jobs.connectors.tries import StagedSlice, Try
@@ -122,6 +123,9 @@ class RecomputeOperator(BatchJobOperator):
         try:
             return self._compute(folder, part)
         except DriverError as error:
+            if Room.of(self.settings().lake_root).is_short():
+                # No slice is to blame, and smaller groups would find room: that would look as if one were.
+                raise
             self.log.warning("%d slices could not be computed together: %s", len(part.work), error)
             raise ComputeError(str(error)) from error
 

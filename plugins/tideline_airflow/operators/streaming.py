@@ -20,6 +20,7 @@ from jobs import pipelines
 from jobs.connectors.control import EPOCH_VARIABLE, LOG_VARIABLE, Control
 from jobs.connectors.epochs import LOOP_FAILURES, Attach, Beat, Epoch, Owner, Phase, Receipt, Wait, failures
 from jobs.connectors.incidents import Incidents, crash_loop
+from jobs.connectors.room import Room
 from jobs.logs import BEFORE
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
@@ -71,6 +72,7 @@ class StreamingJobOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Follow the driver that runs, or start one, or wait until one may be started."""
+        self._await_room()
         self._go_on(self._control())
 
     def _go_on(self, control: Control) -> NoReturn:
@@ -90,6 +92,7 @@ class StreamingJobOperator(BaseOperator):
 
     def resume(self, context: Context, event: dict[str, Any], then_start: bool = False) -> dict[str, Any]:
         """Called when the trigger fires: the driver's receipt says what follows."""
+        self._await_room()
         control = self._control()
         control.settle()
         epoch = control.epoch(event["epoch"]) if event["epoch"] else None
@@ -113,6 +116,12 @@ class StreamingJobOperator(BaseOperator):
 
     def _control(self) -> Control:
         return Control.of(Settings.from_env().lake_root, self.job)
+
+    def _await_room(self) -> None:
+        """On a full disk nothing is judged: a driver that lives cannot show it, and another would fail as well."""
+        if Room.of(Settings.from_env().lake_root).is_short():
+            self.log.warning("the disk of the lake is full: waiting for room")
+            self._follow(None)
 
     def _follow(self, epoch: int | None, *, then_start: bool = False) -> NoReturn:
         trigger = StreamTrigger(lake_root=str(Settings.from_env().lake_root), job=self.job, epoch=epoch)

@@ -13,6 +13,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from jobs.connectors.control import Control
 from jobs.connectors.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
 from jobs.connectors.incidents import Incidents, crash_loop, failed_run, stalled
+from jobs.connectors.room import Room
 from jobs.folders import folder_at
 from jobs.pipelines.spec import dag_id_of
 from jobs.times import utc
@@ -37,6 +38,8 @@ class StreamTrigger(BaseTrigger):
         self._blind = False
         self._news = True
         self._delivery: asyncio.Future[None] | None = None
+        self._room: Room | None = None
+        self._short: tuple[float, bool] = (0.0, False)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """How the triggerer makes it again."""
@@ -76,9 +79,10 @@ class StreamTrigger(BaseTrigger):
             return False
 
     def _is_over(self) -> bool:
-        control = self._control()
+        control, short = self._control(), self._has_no_room()
         if self.epoch is None:
-            return not isinstance(control.next_step(), Wait)
+            # A driver that is started on a full disk only fails.
+            return not short and not isinstance(control.next_step(), Wait)
         if control.newest() == 0:
             raise FileNotFoundError(f"{self.lake_root} has nothing of it: is the lake mounted?")
         epoch = control.epoch(self.epoch)
@@ -86,6 +90,14 @@ class StreamTrigger(BaseTrigger):
         self._blind = False
         self._tell(epoch, health)
         return not health.alive or control.is_over(self.epoch)
+
+    def _has_no_room(self) -> bool:
+        """Whether the disk of the lake is full; people are told so, and that it is over."""
+        self._room = self._room or Room.of(folder_at(self.lake_root))
+        short, (told_at, before) = self._room.is_short(), self._short
+        if short is not before or (short and time.monotonic() - told_at > _TELL_SECONDS):
+            self._short, self._news = (time.monotonic(), short), True
+        return short
 
     def _tell(self, epoch: Epoch, health: Health) -> None:
         """The state when it changes, and how far the stream is every minute; incidents follow it."""

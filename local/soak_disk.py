@@ -1,0 +1,162 @@
+"""The disk of a soak: one with a quota for its lake, what lies on it, what was freed, and whether its use is flat.
+
+Rows that the tables refer to grow with the traffic, as they must. All else in the lake is judged: replaced files, logs
+of tables, checkpoints, documents, pages and run folders.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from jobs.connectors.fenced import files_with_sizes
+from jobs.refusal import Refusal
+
+# Until then files are kept that were replaced since the start, and merges have not met each other yet.
+FLAT_FROM_MINUTE = 20.0
+# So much more than before may be used in the second half of the time since then: use is a saw.
+FLAT_RATIO = 1.1
+PARTS = ("lake", "broker", "airflow", "logs")
+_FREED = re.compile(r"freed (\d+) bytes of (\w+): (\d+) files")
+_SHORT_LIVED = {
+    # Of six hours nothing would be seen in one. An account takes minutes on a small machine, and reads one version.
+    "REPLACED_FILES_KEPT_MINUTES": "10",
+    "LIVE_KEPT_SECONDS": "600",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What lies on the disk at a moment: bytes and files of each part, and the bytes that the tables refer to."""
+
+    bytes: Mapping[str, int]
+    files: Mapping[str, int]
+    rows_bytes: int = 0
+
+    @property
+    def besides_bytes(self) -> int:
+        """What the lake takes without the rows that its tables have now."""
+        return self.bytes["lake"] - self.rows_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freed:
+    """What the writers of tables say that they have deleted."""
+
+    bytes: int = 0
+    files: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """What was seen of the disk: (minute, use) in order. Without a quota it is only shown."""
+
+    uses: Sequence[tuple[float, Use]]
+    freed: Freed
+    quota_bytes: int | None = None
+
+    def unmet(self) -> Iterator[str]:
+        """Which promises were broken."""
+        if self.quota_bytes is None:
+            return
+        wanted = self.freed.bytes + self.uses[-1][1].bytes["lake"]
+        if wanted <= self.quota_bytes:
+            yield (
+                f"without upkeep the lake would take {_mb(wanted)}, which the quota of {_mb(self.quota_bytes)} holds: "
+                "nothing is shown; soak longer, or with a smaller --quota"
+            )
+        before, after = self._highest()
+        if before and after > before * FLAT_RATIO:
+            yield (
+                f"the disk is not flat: besides its rows the lake took {_mb(after)} at most in the second half of the "
+                f"time since minute {FLAT_FROM_MINUTE:g}, and {_mb(before)} in the first"
+            )
+
+    def _highest(self) -> tuple[int, int]:
+        """The most that was taken beside rows, in both halves of the time that is judged; 0 if there are none."""
+        since = [(minute, use.besides_bytes) for minute, use in self.uses if minute >= FLAT_FROM_MINUTE]
+        if len(since) < 2:
+            return 0, 0
+        middle = (since[0][0] + since[-1][0]) / 2
+        before, after = ([taken for minute, taken in since if (minute > middle) is late] for late in (False, True))
+        return max(before), max(after)
+
+    def sentences(self) -> Iterator[str]:
+        """What was seen, for a terminal."""
+        end = self.uses[-1][1]
+        parts = ", ".join(f"{part} {_mb(end.bytes[part])} in {end.files[part]:,} files" for part in PARTS)
+        yield f"disk at the end: {parts}; {_mb(end.rows_bytes)} of the lake are rows that its tables have"
+        quota = f"; the quota is {_mb(self.quota_bytes)}" if self.quota_bytes else ""
+        yield (
+            f"deleted by the writers of tables: {_mb(self.freed.bytes)} in {self.freed.files:,} files; without it the "
+            f"lake would take {_mb(self.freed.bytes + end.bytes['lake'])}{quota}"
+        )
+
+
+def environment_of(quota_mb: int | None) -> dict[str, str]:
+    """The settings of a soak on a small disk; those that the user has set go before them."""
+    return {**_SHORT_LIVED, "LAKE_RESERVE_MB": str(max(quota_mb // 20, 1))} if quota_mb else {}
+
+
+@contextmanager
+def disk_of(folder: Path, quota_mb: int | None) -> Iterator[None]:
+    """Make a folder a disk of so many megabytes; without a quota it is as it is."""
+    if quota_mb is None:
+        yield
+        return
+    if os.geteuid():
+        raise Refusal("--quota mounts a small file system, which only root may: leave it out, or soak as root")
+    folder.mkdir(parents=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={quota_mb * 1_000_000}", "tideline-soak", str(folder))
+    try:
+        yield
+    finally:
+        _run("umount", "--lazy", str(folder))
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise Refusal(f"{' '.join(command)} failed: {done.stderr.strip()}")
+
+
+def look(home: Path, tables: Iterable[str]) -> Use:
+    """What lies below the home of a platform now; ``tables``: their folders in its lake."""
+    sizes = {part: list(_sizes(home / part)) for part in PARTS}
+    return Use(
+        bytes={part: sum(found) for part, found in sizes.items()},
+        files={part: len(found) for part, found in sizes.items()},
+        rows_bytes=sum(_rows_bytes(home / "lake" / table) for table in tables),
+    )
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """What files take on their disk. They come and go meanwhile."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _sizes(Path(entry.path))
+                continue
+            with suppress(FileNotFoundError):
+                yield entry.stat(follow_symlinks=False).st_blocks * 512
+
+
+def _rows_bytes(table: Path) -> int:
+    if not (table / "_delta_log").is_dir():
+        return 0
+    return sum(files_with_sizes(DeltaTable(str(table))).values())
+
+
+def freed(logs: Path) -> Freed:
+    """All that drivers and tasks have said so far."""
+    found = [match for file in logs.rglob("*.log") for match in _FREED.finditer(file.read_text(errors="replace"))]
+    return Freed(bytes=sum(int(match[1]) for match in found), files=sum(int(match[3]) for match in found))
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:,.0f} MB"
