@@ -148,7 +148,9 @@ def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
     if seen.live.note and seen.live.note.fingerprint not in (None, pipeline.fingerprint):
         return f"the live rows are of another definition ({seen.live.note.fingerprint})"
     counted = seen.counted
-    if {seen.live.topic_id(pipeline.source.name), counted and counted.topic_id} - {None, header.topic_id}:
+    topic = pipeline.source.name
+    now = {seen.live.topic_id(topic), seen.landed.topic_id(topic) if seen.landed else None}
+    if {*now, counted and counted.topic_id} - {None, header.topic_id}:
         return "the topic was re-created since: offsets of one say nothing of the other"
     if counted and _oldest_ms(pipeline, header) <= counted.since_ms:
         return "it may hold records of the topic that was there before: offsets of one say nothing of the other"

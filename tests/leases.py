@@ -43,6 +43,7 @@ class Leases:
     seconds: float = 1_800_000_000.0
     held: dict[Lease, greenlet] = field(default_factory=dict)
     asleep: set[Lease] = field(default_factory=set)
+    kind: type[Lease] = Lease
     # While an actor is killed: it writes nothing on its way out.
     killing: bool = False
 
@@ -85,6 +86,16 @@ class Leases:
         self.fall_asleep()
         planning.Lease.acquire(Control.of(root, job), env={}).release(Receipt(time=self.seconds, clean=True, cause=""))
 
+    @property
+    def clock(self) -> Any:
+        """What `time` is on all machines."""
+        return SimpleNamespace(time=lambda: self.seconds, monotonic=lambda: self.seconds, sleep=self.wait)
+
+    def install_in(self, patch: pytest.MonkeyPatch, module: Any) -> None:
+        """Have a module of the product take such leases, after `install`."""
+        patch.setattr(module, "Lease", self.kind)
+        patch.setattr(module, "time", self.clock)
+
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Give the product this clock and these heartbeats."""
         leases = self
@@ -106,11 +117,10 @@ class Leases:
                 leases.held.pop(self, None)
                 leases.asleep.discard(self)
 
-        clock = SimpleNamespace(time=lambda: self.seconds, monotonic=lambda: self.seconds, sleep=self.wait)
+        self.kind = Held
         thread = SimpleNamespace(start=lambda: None, join=lambda: None)
-        patch.setattr(planning, "Lease", Held)
-        patch.setattr(planning, "time", clock)
-        patch.setattr(control, "time", clock)
+        self.install_in(patch, planning)
+        patch.setattr(control, "time", self.clock)
         patch.setattr(control, "threading", SimpleNamespace(Event=Pulse, Thread=lambda **_: thread))
         patch.setattr(control, "end_this_process", lambda: None)
         patch.setattr(Owner, "this_process", classmethod(lambda _: _ELSEWHERE))

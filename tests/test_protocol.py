@@ -5,6 +5,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,36 +20,36 @@ from jobs.connectors.control import LeaseLostError
 from jobs.connectors.events_needed import said_needed
 from jobs.connectors.incidents import Incidents, blocked
 from jobs.connectors.publishing import roll_back
+from jobs.connectors.reset import To
 from jobs.connectors.runs import RunFolder
-from jobs.connectors.states import CLOCK_SKEW_MS, Boundary, Entry, Request, State
+from jobs.connectors.states import CLOCK_SKEW_MS, CLOCK_TOLERANCE_MS, Boundary, Entry, Request, State
 from jobs.connectors.tries import Try
 from jobs.pipelines.slices import slice_at, slice_named, slices_between
 from jobs.refusal import Refusal
-from tests import simulation
-from tests.simulation import (
-    BEGIN_MS,
-    MINUTE_MS,
-    SEND,
-    SUM,
-    FinalModel,
-    World,
-    begin,
-    happen,
-    in_turns,
-    judge_end,
-    model_of,
-    run,
-    stage_slice,
-)
+from tests.simulated_broker import SKEW_MS, Broker
+from tests.simulated_judges import judge_end
+from tests.simulated_live import Stream, judge_account, live_of, or_reset
+from tests.simulated_tables import FinalModel
+from tests.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, Killed, World
+from tests.simulation import begin, happen, in_turns, model_of, run, stage_slice
+from tests.tears import torn
 
+HOUR_MS = 60 * MINUTE_MS
+# By partition: how far the clock of its leader is ahead of that which says what time it is.
+SKEWS = ((0, -SKEW_MS), (SKEW_MS, 0), (-SKEW_MS // 2, SKEW_MS // 2))
+WAYS = (To.EARLIEST, To.LATEST, To.TIDE_LINE)
+LIVE_SEEDS, LIVE_SEED = 40, 10_000
 # Each is a history of up to six runs by three to five actors, with a lease that is the product's own.
 SEEDS = 400
 
 
 def world_of(root: Path, seed: int) -> World:
-    world = World(root=root / str(seed), chance=random.Random(seed))
-    world.events = [BEGIN_MS + world.chance.randrange(3 * MINUTE_MS) for _ in range(12)]
-    world.landed = 12
+    world = World(root=root / str(seed), chance=random.Random(seed), re_creates=seed % 4 == 2)
+    if seed % 2:
+        world.broker = Broker(ahead_ms=dict(zip(range(2), world.chance.choice(SKEWS), strict=True)))
+    for world.clock_ms in sorted(BEGIN_MS + world.chance.randrange(3 * MINUTE_MS) for _ in range(12)):
+        world.arrive(world.clock_ms)
+    world.broker.land_all()
     world.clock_ms = BEGIN_MS + 6 * MINUTE_MS
     if world.chance.random() < 0.3:
         world.bad = {slice_at(SUM, BEGIN_MS + world.chance.randrange(4) * MINUTE_MS).name}
@@ -57,7 +58,7 @@ def world_of(root: Path, seed: int) -> World:
 
 def settle(world: World) -> list[str]:
     """Everything landed, and two runs that nobody disturbs: the second has nothing left to do but what is blocked."""
-    world.landed = len(world.events)
+    world.broker.land_all()
     run(world, "settling")
     # What was reopened by late events of the first is final after the second.
     run(world, "settled")
@@ -73,20 +74,55 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
         if seed % 4 == 3 and seed % 5:
             # As if the day before midnight were a week ago: once it is whole, a plan looks there for what runs left.
             patch.setattr(plan_inputs, "_MORE_HOURS", -SUM.source.horizon_hours)
+        # Half as much as is refused, and much more.
+        off_ms = {1: CLOCK_TOLERANCE_MS // 2, 2: -CLOCK_TOLERANCE_MS // 2}.get(seed % 5, 0)
         actors: dict[str, tuple[Callable[[], object], ...]] = {
-            "a": (lambda: run(world, "a"), lambda: run(world, "a again")),
+            "a": (lambda: run(world, "a", off_ms=off_ms), lambda: run(world, "a again", off_ms=off_ms)),
             "b": (lambda: run(world, "b", asked), lambda: run(world, "b again", asked)),
             "c": (lambda: happen(world), lambda: run(world, "c"), lambda: run(world, "c again", asked)),
         }
-        if seed % 3 == 0:
+        if seed % 3 == 0 or world.re_creates:
             run(world, "before")
+        if seed % 3 == 0:
             actors["back"] = (lambda: back(world, first.name),)
         if seed % 5 == 0:
             actors["ahead"] = (lambda: run(world, "ahead", ahead_ms=10 * MINUTE_MS),)
+        if seed % 5 in (1, 2):
+            actors["off"] = (lambda: run(world, "off", off_ms=(3 - 2 * (seed % 5)) * 3 * HOUR_MS),)
         ended = in_turns(world, actors, steps=world.chance.randrange(10, 800))
         if told is not None:
             told += ended
         return settle(world)
+
+
+def simulate_live(root: Path, seed: int) -> list[str]:
+    """What is wrong in the end, with a live stream, its resets, and the account that compares and prunes."""
+    world = world_of(root, LIVE_SEED + seed)
+    world.re_creates = seed % 3 == 0
+    with model_of(world), live_of(world) as stream:
+        run(world, "before")
+        ways = [world.chance.choice(list(WAYS)) for _ in range(4)]
+        actors: dict[str, tuple[Callable[[], object], ...]] = {
+            "run": (lambda: run(world, "a"), lambda: run(world, "b"), lambda: run(world, "c")),
+            "live": tuple(partial(or_reset, stream, 2, way) for way in ways),
+            "more": tuple(partial(or_reset, stream, 2, way) for way in ways),
+            "account": tuple(partial(stream.account, f"account {at}") for at in range(5)),
+        }
+        if seed % 2:
+            actors["operator"] = (partial(stream.reset, ways[0]),)
+        in_turns(world, actors, steps=world.chance.randrange(100, 600), news=400)
+        defects = settle(world)
+        if not defects:
+            defects = settle_live(world, stream)
+        return defects
+
+
+def settle_live(world: World, stream: Stream) -> list[str]:
+    """The stream goes on, or begins anew, and two accounts are made that nobody disturbs."""
+    or_reset(stream, 2, To.EARLIEST)
+    for at in range(2):
+        stream.account(f"settling {at}")
+    return world.defects + judge_account(stream)
 
 
 def back(world: World, slice_: str) -> None:
@@ -138,6 +174,25 @@ def test_nothing_is_lost_if_replaced_runs_go_at_once(tmp_path: Path, monkeypatch
     assert sum("its folder is gone" in line or "holds no plan" in line for line in told) > 5, Counter(told)
 
 
+def test_accounts_add_up_whatever_becomes_of_stream_and_topic(tmp_path: Path) -> None:
+    for seed in range(LIVE_SEEDS):
+        assert simulate_live(tmp_path, seed) == [], f"seed {seed}"
+
+
+def test_an_account_does_not_compare_with_events_of_a_topic_that_no_plan_has_seen_yet(tmp_path: Path) -> None:
+    """By their offsets they would be in slices that were computed before."""
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    with model_of(world), live_of(world) as stream:
+        run(world, "first")
+        world.broker.re_create()
+        world.arrive(BEGIN_MS)
+        world.broker.land_all()
+        stream.account("account")
+        assert world.defects == []
+        assert judge_account(stream) == []
+
+
 def whole_run(root: Path) -> World:
     world = world_of(root, 1)
     world.bad = {slice_at(SUM, BEGIN_MS + MINUTE_MS).name}
@@ -174,6 +229,57 @@ def test_killed_at_every_operation_of_a_run_in_turn(tmp_path: Path) -> None:
             assert world.bad == {name for name in world.bad if name not in world.history[-1]}
 
 
+def tear_at(world: World, operation: int | None, work: Callable[[], object]) -> list[str]:
+    """Do a work that dies at an operation on files or tables, if at any; the operations that were done."""
+
+    def die() -> BaseException:
+        world.leases.killing = True
+        return Killed()
+
+    with torn(world.root, die) as tears, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "operate", lambda name: tears.reach(name, world.root))
+        tears.left = operation
+        with suppress(Killed):
+            work()
+    world.leases.killing = False
+    world.leases.bury(getcurrent())
+    assert tears.is_dead == (operation is not None)
+    return tears.done
+
+
+def begun_before(root: Path) -> World:
+    """A slice is blocked, and one is asked for in a run that has died after its audit."""
+    world = whole_run(root)
+    with model_of(world):
+        run(world, "first")
+        world.clock_ms += MINUTE_MS
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(publishing, "_commit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run(world, "dying", ASKED)
+        world.arrive(BEGIN_MS)
+        world.broker.land_all()
+    return world
+
+
+def test_killed_at_every_file_operation_of_a_run_that_begins_again(tmp_path: Path) -> None:
+    """Before each of them, or in the middle where it writes. The same run goes on, or the next one does."""
+    reference = begun_before(tmp_path / "reference")
+    with model_of(reference):
+        operations = tear_at(reference, None, partial(run, reference, "dying", ASKED))
+    names = {operation.partition(" ")[0] for operation in operations}
+    assert {"write_bytes", "hardlink_to", "unlink", "rmdir"} <= names
+    assert len(operations) > 50
+    for at, operation in enumerate(operations):
+        world = begun_before(tmp_path / str(at))
+        with model_of(world):
+            tear_at(world, at, partial(run, world, "dying", ASKED))
+            if at % 3:
+                run(world, "dying", ASKED)
+            assert settle(world) == [], f"killed at {operation} ({at})"
+        shutil.rmtree(tmp_path / str(at))
+
+
 def rolled_back(root: Path, dies_at: int | None = None) -> World:
     """A slice has two versions, and is rolled back to the first, by one that may be killed at an operation."""
     world, slice_ = world_of(root, 3), slice_at(SUM, BEGIN_MS)
@@ -181,7 +287,7 @@ def rolled_back(root: Path, dies_at: int | None = None) -> World:
     with model_of(world):
         run(world, "first")
         world.arrive(slice_.start_ms)
-        world.landed = len(world.events)
+        world.broker.land_all()
         run(world, "second")
         world.operations.clear()
         if dies_at is None:
@@ -255,7 +361,7 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
         touched = slice_at(SUM, BEGIN_MS)
         before = world.history[-1][touched.name]
         world.arrive(BEGIN_MS + 1)
-        world.landed += 1
+        world.broker.land_all()
         run(world, "second")
         header, content = world.history[-1][touched.name]
         assert (header.version, content) == (2, before[1] + 1)
@@ -264,9 +370,6 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
         assert run(world, "third") is None
         reopened = [entry for entry in world.lines if (entry.slice, entry.state) == (touched.name, State.REOPENED)]
         assert [entry.late for entry in reopened] == [1]
-
-
-HOUR_MS = 60 * MINUTE_MS
 
 
 def names_early(world: World) -> set[str]:
@@ -306,7 +409,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world.clock_ms = HASTY.start_ms + 30_000
     for at in range(1000):
         world.arrive(HASTY.start_ms + at)
-    world.landed = len(world.events)
+    world.broker.land_all()
     with model_of(world), monkeypatch.context() as patch:
         patch.setattr(publishing, "early", lambda *_: None)
         run(world, "hasty", ahead_ms=5 * MINUTE_MS)
@@ -314,7 +417,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world.defects.clear()
     for at in range(9):
         world.arrive(HASTY.start_ms + 30_000 + at)
-    world.landed = len(world.events)
+    world.broker.land_all()
     return world
 
 
@@ -359,7 +462,7 @@ def test_what_a_slice_misses_that_was_rolled_back_stays_away(hasty: World) -> No
         judge_healed(hasty)
         back(hasty, HASTY.name)
         hasty.arrive(HASTY.start_ms)
-        hasty.landed = len(hasty.events)
+        hasty.broker.land_all()
         run(hasty, "older")
         hasty.lines = as_older(hasty.lines)
         run(hasty, "later")
@@ -538,16 +641,33 @@ def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
     world.bad = {slice_.name}
     with model_of(world):
         run(world, "first")
-        monkeypatch.setattr(simulation, "TOPIC_ID", "t2")
+        world.broker.re_create()
+        world.clock_ms += 1_000
+        world.arrive(*(slice_.start_ms + at for at in range(3)))
+        world.broker.land_all()
         monkeypatch.setattr(states, "too_late", lambda *_: False)
-        world.arrived = dict.fromkeys(range(len(world.events)), world.clock_ms)
         monkeypatch.setattr(late, "_is_late", lambda *_: True)
         planning.make(world.root, None, SUM, "later", None, lambda: world.clock_ms)
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
         assert (line.state, line.version, line.run) == (State.BLOCKED, 1, "first")
-        assert line.boundary == Boundary(topic_id="t2", ends={0: len(world.events)})
+        assert line.boundary == Boundary(topic_id="t2", ends=world.broker.ends)
         assert line.offsets == {}
         assert line.late > 0
+
+
+def test_what_was_landed_of_an_earlier_topic_is_not_late_for_what_was_computed_with_it(tmp_path: Path) -> None:
+    """It was planned when the topic was re-created already, and before anything of the new one was landed."""
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    with model_of(world):
+        world.broker.re_create()
+        run(world, "first")
+        world.clock_ms += 10 * MINUTE_MS
+        world.arrive(world.clock_ms)
+        world.broker.land_all()
+        run(world, "second")
+        assert {header.version for header, _ in world.history[-1].values()} == {1}
+        assert settle(world) == []
 
 
 def test_a_slice_with_a_line_keeps_it_when_it_gets_another_boundary() -> None:
@@ -585,7 +705,7 @@ def test_one_who_is_overtaken_while_it_sends_begins_no_further_slice(tmp_path: P
         monkeypatch.setattr(world, "operate", overtake)
         with pytest.raises(LeaseLostError):
             run(world, "overtaken")
-    assert len({slice_at(SUM, at) for at in world.events}) > 1
+    assert len({slice_at(SUM, record.time) for record in world.broker.landed}) > 1
     assert len(world.topic) == 1
 
 

@@ -60,6 +60,10 @@ class Landed:
         """The pinned version."""
         return int(self.table.version())
 
+    def topic_id(self, topic: str) -> str | None:
+        """The id of the topic that was landed last; none as long as nothing says it."""
+        return self.note.topics[topic].topic_id if self.note and topic in self.note.topics else None
+
     @property
     def from_ms(self) -> int:
         """Events that happened before this time were removed, since they were old; 0: none."""

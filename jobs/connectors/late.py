@@ -138,7 +138,8 @@ def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
 def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: Topic) -> bool:
     """Whether an event was not yet landed when a slice was computed."""
     at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
-    if _topic_id(computed) == topic.topic_id:
+    # Without offsets nothing of this topic was landed then, but maybe much of one that was there before.
+    if computed.offsets and _topic_id(computed) == topic.topic_id:
         return row["offset"] >= computed.offsets.get(row["partition"], 0)
     # Offsets of a topic that was re-created begin anew: only the time can tell.
     return row["arrival"] > at_ms

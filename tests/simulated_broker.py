@@ -1,0 +1,106 @@
+"""The source's topic in memory, and what ingest has landed of it: partitions, brokers' clocks, re-created topics."""
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+# The brokers' clocks differ by so much at most; what the product allows for is in `states.CLOCK_SKEW_MS`.
+SKEW_MS = 5_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """An event. ``topic`` counts the topics of this name: a re-created one has the next number."""
+
+    topic: int
+    partition: int
+    offset: int
+    time: int
+    arrival: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What the newest commit of `events` says: how many records are landed, and how far which topic is."""
+
+    landed: int
+    topic: int
+    ends: Mapping[int, int]
+
+
+def id_of(topic: int) -> str:
+    """The id of a topic."""
+    return f"t{topic}"
+
+
+def number_of(topic_id: str) -> int:
+    """The number of a topic."""
+    return int(topic_id.removeprefix("t"))
+
+
+@dataclass
+class Broker:
+    """The records of the topic as it is now, and the landed records of all topics, in the order of landing."""
+
+    # By partition: how far the clock of its leader is ahead of the one that says what time it is.
+    ahead_ms: Mapping[int, int] = field(default_factory=lambda: {0: 0, 1: 0})
+    topic: int = 1
+    landed: list[Record] = field(default_factory=list)
+    note: Note = Note(landed=0, topic=1, ends={})
+    logs: dict[int, list[Record]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.logs = {partition: [] for partition in self.ahead_ms}
+
+    @property
+    def topic_id(self) -> str:
+        return id_of(self.topic)
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return {partition: len(log) for partition, log in self.logs.items()}
+
+    def append(self, partition: int, time: int, clock_ms: int) -> None:
+        """An event of this time comes now, and its broker stamps it."""
+        log = self.logs[partition]
+        arrival = clock_ms + self.ahead_ms[partition]
+        log.append(Record(topic=self.topic, partition=partition, offset=len(log), time=time, arrival=arrival))
+
+    def re_create(self) -> None:
+        """The topic is deleted and made anew: what is not landed is gone, and offsets begin at 0."""
+        self.topic += 1
+        self.logs = {partition: [] for partition in self.logs}
+
+    @property
+    def is_landed(self) -> bool:
+        """Whether nothing is left to land."""
+        return self.note.topic == self.topic and all(self.note.ends.get(p, 0) == end for p, end in self.ends.items())
+
+    def land(self, chance: random.Random) -> None:
+        """Ingest lands some, of one partition more than of the other. A new topic it lands after a reset only."""
+        if self.note.topic != self.topic and chance.random() < 0.5:
+            return
+        self._land({p: chance.randint(self._landed_of(p), end) for p, end in self.ends.items()})
+
+    def land_all(self) -> None:
+        """Ingest has caught up."""
+        self._land(self.ends)
+
+    def _landed_of(self, partition: int) -> int:
+        return self.note.ends.get(partition, 0) if self.note.topic == self.topic else 0
+
+    def _land(self, ends: Mapping[int, int]) -> None:
+        for partition, end in ends.items():
+            self.landed += self.logs[partition][self._landed_of(partition) : end]
+        self.note = Note(landed=len(self.landed), topic=self.topic, ends=dict(ends))
+
+
+def is_before(record: Record, topic_id: str, ends: Mapping[int, int]) -> bool:
+    """Whether a landed record lies before these offsets of a topic. What is of an earlier topic does."""
+    topic = number_of(topic_id)
+    return record.topic < topic or (record.topic == topic and record.offset < ends.get(record.partition, 0))
+
+
+def within(records: Iterable[Record], start_ms: int, end_ms: int) -> list[Record]:
+    """Those whose events happened in [start, end)."""
+    return [record for record in records if start_ms <= record.time < end_ms]
