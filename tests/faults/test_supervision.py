@@ -25,6 +25,7 @@ from jobs.connectors.control import Control
 from jobs.connectors.epochs import LOOP_FAILURES, Epoch, Health
 from jobs.connectors.fleet import Fleet
 from jobs.connectors.incidents import Incident, Incidents, full_disk
+from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import checkpoint_of, dag_id_of
 from local.drivers import is_driver
 from local.ports import free_ports
@@ -38,6 +39,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 JOB = "rolling_sum"
 DAG = dag_id_of(JOB)
+BATCH = PIPELINES[JOB].recompute_job
 STALL_SECONDS = 30
 # What the triggerer alone does.
 DETECT_SECONDS = 15
@@ -264,11 +266,13 @@ def test_a_stalled_stream_is_reported_and_left_alone(stack: Stack, api: AirflowA
 def test_a_full_disk_is_one_incident_and_the_stream_goes_on_when_there_is_room(
     stack: Stack, api: AirflowApi, control: Control
 ) -> None:
-    """Not a byte is left at once, so heartbeats fail, too."""
+    """Not a byte is left at once, so heartbeats fail, too. A task of the batch waits as well, and holds no worker."""
     began, (run, *_) = time.time(), api.runs(DAG)
+    api.unpause(BATCH)
     ballast = fill(stack.settings.jobs.lake_root)
     detected = until(lambda: incident(stack, full_disk()), DETECT_SECONDS, "the incident")
     filled = time.monotonic()
+    until(lambda: _plans(api) == ["deferred"], RECOVER_SECONDS, "the plan of the batch waits")
     until(lambda: time.monotonic() - filled > 30, 31, "thirty seconds")
     assert not incident(stack, full_disk())[0].closed
     ballast.unlink()
@@ -276,6 +280,9 @@ def test_a_full_disk_is_one_incident_and_the_stream_goes_on_when_there_is_room(
     until(lambda: len(notes(stack)) > count + 2, RECOVER_SECONDS, "batches after the shortage")
     told("disk of the lake, full for 30 s", detected, time.monotonic() - back)
     until(lambda: incident(stack, full_disk())[0].closed, DETECT_SECONDS, "the incident is over")
+    until(lambda: _plans(api) != ["deferred"], RECOVER_SECONDS, "the plan of the batch begins")
+    api.pause(BATCH)
+    api.end_runs(BATCH, "success", "a test")
     opened = [found.key for found in Incidents.of(stack.settings.jobs.lake_root).all() if found.opened > began]
     assert opened == [full_disk()]
     assert [run["state"] for run in api.runs(DAG) if run["state"] == "failed"] == []
@@ -323,6 +330,12 @@ def test_nothing_was_lost_or_double(stack: Stack, api: AirflowApi, control: Cont
     records = [record for record in sent if record.offset < reached[record.partition]]
     assert len(records) > 5000
     assert checker.live_defects(stack.settings.jobs.lake_root, JOB, records) == []
+
+
+def _plans(api: AirflowApi) -> list[str]:
+    runs = [run["dag_run_id"] for run in api.runs(BATCH)]
+    tasks = (task for run in runs for task in api.task_instances(BATCH, run))
+    return [task["state"] for task in tasks if task["task_id"] == "plan" and task["state"]]
 
 
 def _task_states(api: AirflowApi) -> list[str]:
