@@ -50,13 +50,13 @@ def _total(what: str, sizes: Iterable[int]) -> Removed:
 
 def _runs(lake_root: Folder, pipeline: Pipeline) -> list[int]:
     """Also those of a pipeline that is not planned any more: a plan removes them, too."""
-    if not old_runs(lake_root, pipeline):
+    if not old_runs(lake_root, pipeline, gives_up=False):
         return []
     try:
         with writing(lake_root, pipeline.recompute_job) as lease:
-            sizes = [size for folder in old_runs(lake_root, pipeline) for size in _sizes(folder)]
+            sizes = [size for folder in old_runs(lake_root, pipeline, gives_up=False) for size in _sizes(folder)]
             lease.check()
-            discard_old(lake_root, pipeline)
+            discard_old(lake_root, pipeline, gives_up=False)
             return sizes
     except Refusal as refusal:
         log.warning("run folders of %s are left to the next pass: %s", pipeline.name, refusal)

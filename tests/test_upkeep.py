@@ -12,11 +12,12 @@ from jobs.connectors import incidents as incidents_module
 from jobs.connectors import planning
 from jobs.connectors.documents import Documents
 from jobs.connectors.incidents import Incidents
-from jobs.connectors.runs import RunFolder
+from jobs.connectors.runs import RunFolder, slices_left
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import INCIDENTS
 from jobs.settings import KeptDays
 from jobs.upkeep import look_after
+from tests.connectors.test_final import plan_of, work_of
 
 SUM = PIPELINES["rolling_sum"]
 DAYS = 24 * 3600.0
@@ -103,6 +104,15 @@ def test_run_folders_go_when_nobody_plans(tmp_path: Path) -> None:
     os.utime(folder.path / "ended.json", (0, 0))
     assert removed(tmp_path) == {"run folders": (2, 12)}
     assert not folder.path.exists()
+
+
+def test_the_folder_of_a_run_that_died_stays_until_a_plan_has_seen_it(tmp_path: Path) -> None:
+    """While no plan runs, it alone tells of an old slice that was to be published again."""
+    folder = RunFolder.of(tmp_path, SUM, "died")
+    folder.begin(plan_of("died", work_of("20200101T000000Z")))
+    os.utime(folder.path / "plan.json", (1, 1))
+    assert removed(tmp_path) == {}
+    assert slices_left(tmp_path, SUM) == {"20200101T000000Z"}
 
 
 def test_whose_lease_is_held_is_left_to_the_next_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
