@@ -73,8 +73,8 @@ class Room:
             f"the disk of the lake ({root}) has {_mb(free)} of {_mb(total)} left, and LAKE_RESERVE_MB keeps "
             f"{_mb(self._reserve)} free: streams and batch jobs wait, nothing is lost, and all goes on by itself when "
             f"{_mb(self._wanted)} are free. Enlarge the disk, or delete from it what is not of the lake. Of the lake, "
-            "replaced files are deleted some hours later by their table's writer, and old incidents, run folders and "
-            "logs by the DAG upkeep"
+            "all that wait delete replaced files of its tables once a minute, as soon as they are kept for long enough "
+            "(hours in most tables), and the DAG upkeep removes old incidents, run folders and logs"
         )
 
 
