@@ -18,6 +18,8 @@ from jobs.pipelines.spec import INCIDENTS
 from jobs.settings import KeptDays
 from jobs.upkeep import look_after
 from tests.connectors.test_final import plan_of, work_of
+from tests.connectors.test_freeing import with_replaced_files
+from tests.connectors.test_tables import rows
 
 SUM = PIPELINES["rolling_sum"]
 DAYS = 24 * 3600.0
@@ -67,6 +69,16 @@ def test_what_was_put_aside_goes_after_a_month_wherever_it_lies(
     assert removed(tmp_path) == {"what was put aside": (4, 40)}
     assert removed(tmp_path) == {}
     assert all(file.is_file() for file in stay)
+
+
+def test_files_that_no_reader_needs_go_though_their_table_is_not_written_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "live" / "rolling_sum"
+    with_replaced_files(path)
+    files, bytes_ = removed(tmp_path)["files of tables that no reader needs"]
+    assert files == 5
+    assert bytes_ > 0
+    assert rows(path) == list(range(5))
+    assert removed(tmp_path) == {}
 
 
 def test_copies_of_unreadable_documents_go_with_the_incidents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

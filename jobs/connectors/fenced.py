@@ -226,9 +226,12 @@ class FencedTable:
         """Remove what writers that died have staged. Streams name theirs by the epoch, and runs by themselves."""
         folders = self.staging.iterdir() if self.staging.is_dir() else ()
         before = time.time() - STAGE_KEPT_SECONDS
-        for folder in [each for each in folders if _STAGE.fullmatch(each.name) and 0 < last_written(each) < before]:
-            log.info("removed %s, which a writer that died had staged", folder)
-            remove(folder)
+        for folder in [each for each in folders if _STAGE.fullmatch(each.name)]:
+            # Another process may delete here, too, or end with its stage.
+            with suppress(FileNotFoundError):
+                if 0 < last_written(folder) < before:
+                    log.info("removed %s, which a writer that died had staged", folder)
+                    remove(folder)
 
 
 def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
