@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status doctor test test-faults test-compose test-mutants lint format bench soak clean
+.PHONY: help install demo up down status doctor test test-long test-faults test-compose test-mutants lint format bench soak clean
 .PHONY: compose-up compose-demo compose-down
 
 help: ## Show what can be made
@@ -34,7 +34,11 @@ doctor: $(INSTALLED) ## Check Java, versions, ports, disk and jars
 
 test: $(INSTALLED) ## Run all tests but the faults; needs no running platform
 	@$(BIN)/tideline jars
-	@$(BIN)/pytest -m "not faults and not compose" $(ARGS)
+	@$(BIN)/pytest -m "not faults and not compose and not long" $(ARGS)
+
+test-long: $(INSTALLED) ## Simulate days and years: whether the platform grows as it should
+	@$(BIN)/tideline jars
+	@$(BIN)/pytest -m long $(ARGS)
 
 test-faults: $(INSTALLED) ## Kill, corrupt and starve it, and check that nothing is lost
 	@$(BIN)/tideline jars

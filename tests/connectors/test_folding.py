@@ -493,7 +493,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(steps=st.lists(STEPS, min_size=3, max_size=14))
 def test_whatever_is_published_folded_and_rolled_back_each_slice_has_its_rows(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -33,6 +33,7 @@ PIPELINE = PIPELINES["rolling_sum"]
 @pytest.mark.integration
 @pytest.mark.spark
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_two_short_days_are_simulated_and_judged(spark, settings, monkeypatch):
     monkeypatch.setattr(bench_year, "DAY_MS", SHORT_DAY_MS)
     year = bench_year.run(settings, print, days=2, pipelines=["rolling_sum"], cadence=TINY, rounds=1)
