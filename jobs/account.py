@@ -316,8 +316,11 @@ def _totals(headers: Iterable[Header], by_slice: Mapping[str, Row], causes: Iter
         )
     rows += [{"version": versions[row["slice"]], "kind": "cause", **row.asDict()} for row in causes]
     return rows
+    events_from_ms = seen.landed.from_ms if seen.landed else 0
 
 
+        if name not in seen.headers and not has_events(pipeline, slice_, events_from_ms):
+            continue
 def _tell(lake_root: Folder, pipeline: Pipeline, accounts: Accounts, link: str | None) -> None:
     """Open or close the incident by all that is stored: a run may have died before it told, or seen other slices."""
     incidents, key = Incidents.of(lake_root), unexplained(pipeline.name)
@@ -354,7 +357,10 @@ def _of(row: Mapping[str, Any], side: str, name: str) -> Any:
 
 
 def _prune(settings: Settings, pipeline: Pipeline, seen: Seen, accounts: Accounts) -> None:
-    """Ask for all slices before the first that is not final and accounted for, or that is still to be kept."""
+    """Ask for all slices before the first that is not final and accounted for, or that is still to be kept.
+
+    A slice that can never be final is passed over, since its events were removed: its live rows are all there is of it.
+    """
     done = ready(seen.headers, accounts.done({name[:8] for name in seen.headers}), seen.kept_from)
     now = datetime.now(UTC)
     there, before = seen.live.slices(), seen.pruned_before
