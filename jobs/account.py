@@ -91,8 +91,7 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
         )
     with writing(settings.lake_root, pipeline.account_job):
         accounts = Accounts.open(settings.lake_root, pipeline)
-    looked_ms = round((time.time() - _CLOCKS.total_seconds()) * 1000)
-    final = FinalTable.read(settings.lake_root, pipeline)
+    now_ms, final = round(time.time() * 1000), FinalTable.read(settings.lake_root, pipeline)
     if final is None:
         log.info("nothing of %s is final yet", pipeline.name)
         return
@@ -107,7 +106,9 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
     else:
         _tell(settings.lake_root, pipeline, accounts, link)
     _prune(settings, pipeline, seen, accounts)
-    is_all = not found.waiting and len(due) < MAX_SLICES
+    is_all = not found.waiting and len(due) < accounted.MAX_SLICES
+    # By the clocks of those who publish: they differ from the broker's by little, the one of this machine may by hours.
+    looked_ms = min(now_ms, final.newest_ms()) - round(_CLOCKS.total_seconds() * 1000)
     _get_on(settings.lake_root, pipeline, final, accounts, seen, looked_ms if is_all else None)
 
 

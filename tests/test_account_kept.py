@@ -1,6 +1,7 @@
 """Accounts of a year: a run reads what is new, old days go, and what is not explained stays known."""
 
 import json
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +16,7 @@ from deltalake import DeltaTable
 from jobs import account
 from jobs.connectors import drift as module
 from jobs.connectors.accounted import Progress
+from jobs.connectors import fenced
 from jobs.connectors.control import Control
 from jobs.connectors.drift import Accounts, drift_schema
 from jobs.connectors.fenced import rows_by_partition
@@ -85,6 +87,7 @@ def test_a_run_reads_what_was_published_since_the_last_one_and_no_more(
     # The first is where the line of all that is done stands still: there was one slice a day.
     assert read.days == {name(day)[:8] for day in (0, 7, 40)}
     read = Read(monkeypatch)
+    # The day that was published last is looked at once more: all are looked at since then.
     made.account()
     assert read.days == {name(0)[:8]}
 
@@ -116,6 +119,32 @@ def test_a_torn_document_costs_one_look_at_everything(made: Made, content: bytes
     made.account()
     assert {row[:2] for row in made.slices()} == {(name(0), 1), (name(0), 2), (name(1), 1)}
     assert Progress.read(made.root, PIPELINE) is not None
+
+
+def test_what_is_published_while_the_clock_of_an_account_is_ahead_has_its_account(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finals(made, 0, 1)
+    with monkeypatch.context() as patch:
+        ahead = time.time() + 5 * 3600
+        patch.setattr(account.time, "time", lambda: ahead)
+        made.account()
+    made.publish(name(0), [], {0: 4}, version=2, fingerprint="other")
+    made.account("again")
+    assert (name(0), 2) in {row[:2] for row in made.slices()}
+
+
+def test_what_is_published_by_a_clock_that_was_ahead_hides_nothing_that_is_published_later(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        ahead = time.time() + 5 * 3600
+        patch.setattr(fenced.time, "time", lambda: ahead)
+        finals(made, 0, 1)
+    made.account()
+    made.publish(name(0), [], {0: 4}, version=2, fingerprint="other")
+    made.account("again")
+    assert (name(0), 2) in {row[:2] for row in made.slices()}
 
 
 def drift_file(accounts: Accounts, day: int) -> Path:

@@ -15,6 +15,7 @@ from itertools import islice, takewhile
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
@@ -154,6 +155,15 @@ class FinalTable(FencedTable):
         """The days of which a slice was published since a moment. By the log alone."""
         files = files_written_since(self._table, time_ms)
         return {value_of(f).removeprefix(HEADERS_SLICE) for f in files if value_of(f).startswith(HEADERS_SLICE)}
+
+    def newest_ms(self) -> int:
+        """When a slice was published last, by the clock of who did it. By the log alone."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return 0
+        is_header = pc.starts_with(actions["path"], f"slice={HEADERS_SLICE}")
+        newest = pc.max(pc.cast(actions["modification_time"], pa.timestamp("ms")).filter(is_header))
+        return int(pc.cast(newest, pa.int64()).as_py() or 0)
 
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
         """Of every final slice, or of those that begin on one of these days."""
