@@ -116,7 +116,7 @@ class Made:
             offsets=offsets,
             events_version=0,
             rows=len(lines),
-            events=0,
+            events=more.get("events", 0),
             checksum="",
             verdict="passed",
             reason="closed",
