@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from jobs.connectors.checksums import checksum
 from jobs.connectors.control import Lease
-from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError
+from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.connectors.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.late import missed_by
@@ -164,7 +164,7 @@ def _commit(
     folder: RunFolder,
     headers: Mapping[str, Header],
 ) -> dict[str, str]:
-    """One commit per group of touching slices; why not, for those that another run has published meanwhile."""
+    """One commit per group of touching slices; why not, for those that another run took, or that cannot be read."""
     refused: dict[str, str] = {}
     files = folder.files_by_slice()
     there = final.headers({name[:8] for name in headers})
@@ -175,16 +175,37 @@ def _commit(
         for name in (slice_.name for slice_ in group):
             try:
                 final.require_version(there.get(name), headers[name])
-                publications.append(Publication(header=headers[name], files=files(name)))
                 if name in there:
                     _keep_gone(lake_root, pipeline, final, there[name], headers[name].run)
+                publications.append(Publication(header=headers[name], files=files(name)))
             except PublishedMeanwhileError as error:
                 refused[name] = str(error)
-        lease.check()
-        if publications:
-            final.publish(publications)
-            log.info("published %d slices of %s from %s", len(publications), pipeline.name, group[0].name)
+            except UnreadableRowsError as error:
+                refused |= _told(error)
+        refused |= _publish_readable(pipeline, final, lease, publications)
     return refused
+
+
+def _publish_readable(
+    pipeline: Pipeline, final: FinalTable, lease: Lease, publications: Sequence[Publication]
+) -> dict[str, str]:
+    """One commit; why not, for slices with rows in folded files that cannot be read."""
+    refused: dict[str, str] = {}
+    while some := [each for each in publications if each.header.slice not in refused]:
+        lease.check()
+        try:
+            final.publish(some)
+        except UnreadableRowsError as error:
+            refused |= _told(error)
+        else:
+            log.info("published %d slices of %s from %s", len(some), pipeline.name, some[0].header.slice)
+            break
+    return refused
+
+
+def _told(error: UnreadableRowsError) -> dict[str, str]:
+    log.error("%d slices are left out: %s", len(error.sentences), error)
+    return error.sentences
 
 
 def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, Any], approval: str | None) -> Header:
@@ -210,7 +231,10 @@ def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, An
 
 def _keep_gone(lake_root: Folder, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
     """What a slice serves until now, and what its own run had replaced: that one may have died before it told."""
-    windows = [final.rows(now.slice, window_columns(pipeline))]
+    try:
+        windows = [final.rows(now.slice, window_columns(pipeline))]
+    except (OSError, pa.ArrowException) as error:
+        raise UnreadableRowsError([now.slice], pipeline.final_table, str(error)) from error
     if (earlier_ones := RunFolder.of(lake_root, pipeline, now.run).gone(now.slice)) is not None:
         windows.append(earlier_ones)
     names = window_columns(pipeline)
