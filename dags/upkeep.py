@@ -4,10 +4,11 @@
   pages about audits and checks, and folders of recompute runs that ended or died.
 - On the machine of its task, below `TIDELINE_HOME`: logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). A large
   log of a process that lives on is begun anew.
+- Of tables that nobody has looked through for a day: replaced files that no reader needs any more.
 
 `docs/operations.md` lists every bound, and who sees to it.
 
-Rows and files of tables are never touched: their writers look after them.
+Rows of tables are never touched: their writers look after them.
 
 **Params.** None.
 

@@ -340,6 +340,6 @@ def _get_on(
     if last is None:
         return
     seen_ms = last.seen_ms if looked_ms is None else looked_ms
-    now = replace(last.advanced(pipeline, final, accounts, seen.kept_from), seen_ms=seen_ms)
+    now = replace(last.advanced(pipeline, final, seen.landed, accounts, seen.kept_from), seen_ms=seen_ms)
     now.write(lake_root, pipeline)
     say_needed(lake_root, pipeline.account_job, now.to_ms - pipeline.window.look_back_ms)

@@ -106,12 +106,15 @@ def _run_queries(
 
 def _kept(lake_root: Folder, source: Source) -> KeptEvents:
     """Events are kept for as long as their source says, and longer where a pipeline is not done with them."""
-    kept = timedelta(days=source.events_kept_days)
+    kept, told_at = timedelta(days=source.events_kept_days), dict[str, float]()
 
     def needed_from_ms() -> int:
-        needed, old_ms = needed_from(lake_root, source), round((time.time() - kept.total_seconds()) * 1000)
+        needed, now = needed_from(lake_root, source), time.time()
         for job, from_ms in needed.items():
-            if from_ms < old_ms - _DAY_MS:
+            # 0: it has not said yet what it needs.
+            is_old = 0 < from_ms < round((now - kept.total_seconds()) * 1000) - _DAY_MS
+            if is_old and now - told_at.get(job, 0.0) > _DAY_MS / 1000:
+                told_at[job] = now
                 log.warning("%s is not done with events of %s since %s: they are kept", job, source.name, iso(from_ms))
         return first_needed_ms(needed)
 

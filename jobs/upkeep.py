@@ -1,7 +1,7 @@
 """Removes old incidents, pages, run folders and files that were put aside. They grow beside the tables.
 
 It may run at any time and beside everything else, and a second pass finds nothing. Tables are looked after by their
-writers (`jobs.connectors.retention`).
+writers (`jobs.connectors.retention`), and here if those have not done so for a day.
 """
 
 import logging
@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs.connectors.documents import UNREADABLE
+from jobs.connectors.freeing import free_tables
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.planning import writing
 from jobs.connectors.runs import KEPT_SECONDS, discard_old, old_runs
@@ -40,7 +41,13 @@ def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
         _total("what was put aside", _older(_folders(lake_root, _ASIDE), ASIDE_KEPT_SECONDS)),
         _total("pages about audits and checks", _older(_children(lake_root / "quality"), KEPT_SECONDS)),
         _total("run folders", (size for pipeline in PIPELINES.values() for size in _runs(lake_root, pipeline))),
+        _replaced(lake_root),
     ]
+
+
+def _replaced(lake_root: Folder) -> Removed:
+    freed = free_tables(lake_root, DAY_SECONDS)
+    return Removed(what="files of tables that no reader needs", files=freed.files, bytes=freed.bytes)
 
 
 def _total(what: str, sizes: Iterable[int]) -> Removed:
@@ -50,13 +57,13 @@ def _total(what: str, sizes: Iterable[int]) -> Removed:
 
 def _runs(lake_root: Folder, pipeline: Pipeline) -> list[int]:
     """Also those of a pipeline that is not planned any more: a plan removes them, too."""
-    if not old_runs(lake_root, pipeline):
+    if not old_runs(lake_root, pipeline, gives_up=False):
         return []
     try:
         with writing(lake_root, pipeline.recompute_job) as lease:
-            sizes = [size for folder in old_runs(lake_root, pipeline) for size in _sizes(folder)]
+            sizes = [size for folder in old_runs(lake_root, pipeline, gives_up=False) for size in _sizes(folder)]
             lease.check()
-            discard_old(lake_root, pipeline)
+            discard_old(lake_root, pipeline, gives_up=False)
             return sizes
     except Refusal as refusal:
         log.warning("run folders of %s are left to the next pass: %s", pipeline.name, refusal)

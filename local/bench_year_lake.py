@@ -219,7 +219,7 @@ class PipelineYear:
             work=(work,),
             untold=(),
         )
-        discard_old(self.settings.lake_root, self.pipeline)
+        discard_old(self.settings.lake_root, self.pipeline, gives_up=True)
         folder = RunFolder.of(self.settings.lake_root, self.pipeline, header.run)
         folder.begin(plan)
         return folder.end

@@ -610,7 +610,7 @@ def test_who_was_overtaken_leaves_the_folder_of_the_run_to_its_successor(
             run(world, "twice")
 
         with monkeypatch.context() as patch:
-            patch.setattr(planning, "discard_old", sleep)
+            patch.setattr(planning, "_close_incidents", sleep)
             with pytest.raises(LeaseLostError):
                 planning.make(world.root, None, SUM, "twice", None, clock)
         assert (RunFolder.of(world.root, SUM, "twice").path / "ended.json").exists()
@@ -745,3 +745,24 @@ def test_a_boundary_that_is_taken_too_early_is_found(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Boundary, "is_reached", lambda *_: True)
     assert any(simulate(tmp_path, seed) for seed in range(200))
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_late_events_of_an_old_day_reopen_a_slice_whichever_plan_counts_them(old: World, begins: bool) -> None:
+    """A plan that waits for ingest counts them, and so does one for another slice: neither decides about this one."""
+    late, clock = slice_at(SUM, BEGIN_MS + MINUTE_MS), lambda: old.clock_ms
+    with model_of(old):
+        run(old, "first")
+        assert late.name[:8] != slice_at(SUM, old.clock_ms).name[:8]
+        old.arrive(late.start_ms)
+        old.broker.land_all()
+        if begins:
+            run(old, "counts", ASKED)
+        else:
+            planning.make(old.root, None, SUM, "counts", Request(slices=(), reason="looks"), clock, begins=False)
+        assert old.counted is not None
+        assert old.counted.undecided == (late.name,)
+        run(old, "second")
+        assert old.history[-1][late.name][0].version == 2
+        assert old.counted.undecided == ()
+        assert settle(old) == []

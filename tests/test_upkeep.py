@@ -12,11 +12,14 @@ from jobs.connectors import incidents as incidents_module
 from jobs.connectors import planning
 from jobs.connectors.documents import Documents
 from jobs.connectors.incidents import Incidents
-from jobs.connectors.runs import RunFolder
+from jobs.connectors.runs import RunFolder, slices_left
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import INCIDENTS
 from jobs.settings import KeptDays
 from jobs.upkeep import look_after
+from tests.connectors.test_final import plan_of, work_of
+from tests.connectors.test_freeing import with_replaced_files
+from tests.connectors.test_tables import rows
 
 SUM = PIPELINES["rolling_sum"]
 DAYS = 24 * 3600.0
@@ -68,6 +71,16 @@ def test_what_was_put_aside_goes_after_a_month_wherever_it_lies(
     assert all(file.is_file() for file in stay)
 
 
+def test_files_that_no_reader_needs_go_though_their_table_is_not_written_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "live" / "rolling_sum"
+    with_replaced_files(path)
+    files, bytes_ = removed(tmp_path)["files of tables that no reader needs"]
+    assert files == 5
+    assert bytes_ > 0
+    assert rows(path) == list(range(5))
+    assert removed(tmp_path) == {}
+
+
 def test_copies_of_unreadable_documents_go_with_the_incidents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = Documents.at(tmp_path / "control" / "ingest")
     documents.create("torn", {})
@@ -103,6 +116,15 @@ def test_run_folders_go_when_nobody_plans(tmp_path: Path) -> None:
     os.utime(folder.path / "ended.json", (0, 0))
     assert removed(tmp_path) == {"run folders": (2, 12)}
     assert not folder.path.exists()
+
+
+def test_the_folder_of_a_run_that_died_stays_until_a_plan_has_seen_it(tmp_path: Path) -> None:
+    """While no plan runs, it alone tells of an old slice that was to be published again."""
+    folder = RunFolder.of(tmp_path, SUM, "died")
+    folder.begin(plan_of("died", work_of("20200101T000000Z")))
+    os.utime(folder.path / "plan.json", (1, 1))
+    assert removed(tmp_path) == {}
+    assert slices_left(tmp_path, SUM) == {"20200101T000000Z"}
 
 
 def test_whose_lease_is_held_is_left_to_the_next_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

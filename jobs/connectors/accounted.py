@@ -11,7 +11,7 @@ from jobs.connectors.drift import Accounts, Live, pruned_before
 from jobs.connectors.events import Landed
 from jobs.connectors.final import FinalTable
 from jobs.connectors.ledger import Ledger
-from jobs.connectors.plan_inputs import line_of
+from jobs.connectors.plan_inputs import line_of, whole_from_ms
 from jobs.connectors.states import Counted, Header
 from jobs.folders import Folder
 from jobs.pipelines.slices import slice_at
@@ -52,9 +52,14 @@ class Progress:
         first_ms, _ = line_of(pipeline, final, landed)
         return None if first_ms is None else cls(to_ms=slice_at(pipeline, first_ms).start_ms)
 
-    def advanced(self, pipeline: Pipeline, final: FinalTable, accounts: Accounts, kept_from: str) -> Self:
-        """Up to the first slice that is not final, or has no account; a month at most."""
-        now = self
+    def advanced(
+        self, pipeline: Pipeline, final: FinalTable, landed: Landed | None, accounts: Accounts, kept_from: str
+    ) -> Self:
+        """Up to the first slice that is not final, or has no account; a month at most.
+
+        It passes over slices whose events were removed: nobody can make them final, or compare them.
+        """
+        now = replace(self, to_ms=max(self.to_ms, whole_from_ms(pipeline, landed)))
         for _ in range(_DAYS_AT_ONCE):
             day = {day_of(now.to_ms)}
             headers = final.headers(day & set(final.days()))

@@ -43,20 +43,22 @@ def tide_line(
 ) -> int | None:
     """The end of the last slice up to which every slice from the first on is final; none if the first is not.
 
-    ``final``: how many slices of each day are final. ``names``: which, of the one day that has to be looked at.
+    ``final``: how many slices of each day are final. ``names``: which, of the two days that have to be looked at: that
+    of the first slice, and the first one that is not whole.
     """
     if first_ms is None:
         return None
     line_ms = first = slice_at(pipeline, first_ms).start_ms
-    while (there := final.get(day_of(line_ms))) is not None:
-        count = _begin_between(pipeline, line_ms, line_ms - line_ms % DAY_MS + DAY_MS)
-        if there >= count:
-            line_ms += count * pipeline.slice_seconds * 1000
+    while (there := final.get(day := day_of(line_ms))) is not None:
+        midnight = line_ms - line_ms % DAY_MS
+        if there == _begin_between(pipeline, midnight, midnight + DAY_MS):
+            line_ms += _begin_between(pipeline, line_ms, midnight + DAY_MS) * pipeline.slice_seconds * 1000
             continue
-        in_day = names(day_of(line_ms))
-        while (slice_ := slice_at(pipeline, line_ms)).name in in_day:
+        in_day = names(day)
+        while (slice_ := slice_at(pipeline, line_ms)).name in in_day and slice_.name[:8] == day:
             line_ms = slice_.end_ms
-        break
+        if day_of(line_ms) == day:
+            break
     return line_ms if line_ms > first else None
 
 

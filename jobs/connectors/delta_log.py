@@ -43,6 +43,11 @@ def open_whole(path: Folder) -> DeltaTable:
     return DeltaTable(str(path))
 
 
+def is_whole(path: Folder) -> bool:
+    """Whether a power cut has torn nothing of the log that its writer would put aside."""
+    return not _torn_files(path)
+
+
 def _torn_files(path: Folder) -> list[Path]:
     """The newest entry of a log if it is torn, a checkpoint that is torn or of that entry, and what names a checkpoint.
 

@@ -226,9 +226,12 @@ class FencedTable:
         """Remove what writers that died have staged. Streams name theirs by the epoch, and runs by themselves."""
         folders = self.staging.iterdir() if self.staging.is_dir() else ()
         before = time.time() - STAGE_KEPT_SECONDS
-        for folder in [each for each in folders if _STAGE.fullmatch(each.name) and 0 < last_written(each) < before]:
-            log.info("removed %s, which a writer that died had staged", folder)
-            remove(folder)
+        for folder in [each for each in folders if _STAGE.fullmatch(each.name)]:
+            # Another process may delete here, too, or end with its stage.
+            with suppress(FileNotFoundError):
+                if 0 < last_written(folder) < before:
+                    log.info("removed %s, which a writer that died had staged", folder)
+                    remove(folder)
 
 
 def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
@@ -268,17 +271,25 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
 
 
 def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
-    """Give a table these properties, by a commit that fails if another writer has committed meanwhile."""
+    """Give a table these properties, by a commit that fails if another writer has committed meanwhile.
+
+    It hands on what the newest commit says: the entries before may be deleted with this very commit.
+    """
     there = table.metadata().configuration
     changed = {name: value for name, value in properties.items() if there.get(name) != value}
     if not changed:
         return
     try:
-        table.alter.set_table_properties(changed, commit_properties=CommitProperties(max_commit_retries=0))
+        table.alter.set_table_properties(changed, commit_properties=_handing_on(table, path))
     except CommitFailedError as error:
         raise OvertakenError(f"another writer has committed to {path}: this one ends") from error
     keep_entry(path, table.version())
     log.info("%s has new properties: %s", path.name, changed)
+
+
+def _handing_on(table: DeltaTable, path: Folder) -> CommitProperties:
+    newest = next((words["userMetadata"] for _, words in said(path, table.version()) if "userMetadata" in words), None)
+    return CommitProperties(max_commit_retries=0, custom_metadata={"userMetadata": newest} if newest else None)
 
 
 def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:

@@ -156,9 +156,8 @@ class Fleet:
             if before and newest == before and control.health(control.epoch(before)).alive:
                 break
             if time.monotonic() > deadline:
-                raise Refusal(
-                    f"{job}: no driver runs after {_START_SECONDS:.0f} s: look at {dag_id_of(job)} in Airflow"
-                )
+                why = "; ".join(self.incidents(())) or f"look at {dag_id_of(job)} in Airflow"
+                raise Refusal(f"{job}: no driver runs after {_START_SECONDS:.0f} s: {why}")
             time.sleep(_POLL_SECONDS)
         epoch = control.epoch(newest)
         health = control.health(epoch)

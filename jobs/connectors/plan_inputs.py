@@ -11,7 +11,7 @@ from typing import Self
 from kafka import KafkaAdminClient
 
 from jobs.connectors.clock import Clock
-from jobs.connectors.days import days_between, incomplete_days, tide_line
+from jobs.connectors.days import day_of, days_between, incomplete_days, tide_line
 from jobs.connectors.events import Landed
 from jobs.connectors.final import FinalTable
 from jobs.connectors.kafka import require
@@ -34,7 +34,9 @@ class Inputs:
     known: Known
     landed: Landed | None
     ends: Mapping[int, int]
+    # How far late events are counted now, and how far they were by the plan before.
     counted: Counted | None = None
+    counted_before: Counted | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,8 @@ def read_inputs(
     topic, landed = topic_of(client, source), Landed.at(lake_root, source)
     ends = landed_ends(landed, source, topic)
     asked = [slice_.name for slice_ in request.slices] if request else []
-    left = slices_left(lake_root, pipeline)
+    last = ledger.counted() if ledger else None
+    left = slices_left(lake_root, pipeline) | set(last.undecided if last else ())
     known = _known(pipeline, now_ms, topic, landed, ends, finals, {*asked, *left})
     if ledger is None:
         return Inputs(known=known, landed=landed, ends=ends)
@@ -86,18 +89,24 @@ def read_inputs(
     # A topic of which nothing is landed yet has no late events: those that are landed are another's.
     if landed is None or not ends:
         return Inputs(known=known, landed=landed, ends=ends)
-    last = ledger.counted()
     known, counted = count_late(pipeline, landed, last, known, ends, finals.newest(), finals.headers)
     if missing := [name for name in known.late if name not in known.entries]:
         known = replace(known, entries={**known.entries, **ledger.newest(missing)})
-    return Inputs(known=tell_apart(pipeline, landed, known, last), landed=landed, ends=ends, counted=counted)
+    known = tell_apart(pipeline, landed, known, last)
+    return Inputs(known=known, landed=landed, ends=ends, counted=counted, counted_before=last)
 
 
 def line_of(pipeline: Pipeline, final: FinalTable | None, landed: Landed | None) -> tuple[int | None, int | None]:
     """Where the first slice of a pipeline begins, and up to where every slice is final; none where there is none."""
     finals = _Finals.of(final)
     first_ms = _first_ms(pipeline, landed, finals)
-    return first_ms, _line_ms(pipeline, first_ms, finals)
+    return first_ms, _line_ms(pipeline, first_ms, finals, landed)
+
+
+def whole_from_ms(pipeline: Pipeline, landed: Landed | None) -> int:
+    """Where the first slice begins of which no event was removed; 0 if none ever was."""
+    from_ms = landed.from_ms if landed else 0
+    return first_whole(pipeline, from_ms, from_ms).start_ms if from_ms else 0
 
 
 def topic_of(client: KafkaAdminClient, source: Source) -> Topic:
@@ -124,7 +133,10 @@ def _known(
     first_ms, recent_ms = _first_ms(pipeline, landed, finals), _recent_ms(pipeline, now_ms)
     days = set(days_between(recent_ms, now_ms))
     if first_ms is not None:
-        days |= set(incomplete_days(pipeline, first_ms, now_ms, finals.by_day))
+        begin_ms = max(first_ms, whole_from_ms(pipeline, landed))
+        days |= set(incomplete_days(pipeline, begin_ms, now_ms, finals.by_day))
+        # Slices of its day that can't be made final any more may be final: their number says nothing of the others.
+        days |= {day_of(begin_ms)} if begin_ms > first_ms else set()
     more = finals.changed_since(recent_ms) | {name[:8] for name in named}
     return Known(
         now_ms=now_ms,
@@ -134,7 +146,7 @@ def _known(
         landed=topic.landed(ends),
         headers=finals.headers(days | more),
         entries={},
-        line_ms=_line_ms(pipeline, first_ms, finals),
+        line_ms=_line_ms(pipeline, first_ms, finals, landed),
         days=days,
     )
 
@@ -147,7 +159,16 @@ def _first_ms(pipeline: Pipeline, landed: Landed | None, finals: _Finals) -> int
     return min([*starts, slice_named(pipeline, first).start_ms] if first else starts, default=None)
 
 
-def _line_ms(pipeline: Pipeline, first_ms: int | None, finals: _Finals) -> int | None:
+def _line_ms(pipeline: Pipeline, first_ms: int | None, finals: _Finals, landed: Landed | None) -> int | None:
+    """The tide line. It passes over slices that nobody can make final any more, since their events were removed."""
+    line_ms, whole_ms = _line_from(pipeline, first_ms, finals), whole_from_ms(pipeline, landed)
+    if first_ms is None or whole_ms <= (first_ms if line_ms is None else line_ms):
+        return line_ms
+    later_ms = _line_from(pipeline, whole_ms, finals)
+    return whole_ms if later_ms is None else later_ms
+
+
+def _line_from(pipeline: Pipeline, first_ms: int | None, finals: _Finals) -> int | None:
     return tide_line(pipeline, first_ms, finals.by_day, lambda day: finals.headers([day]))
 
 

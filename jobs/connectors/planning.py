@@ -150,16 +150,17 @@ def make(
         plan = _plan(pipeline, run, seen, surveyed)
         lease.check()
         still_blocked = _close_incidents(lake_root, pipeline, ledger)
-        discard_old(lake_root, pipeline)
         folder = RunFolder.of(lake_root, pipeline, run)
         if begins:
             # Before the ledger says that it is under way: by its folder the next run finds what this one leaves.
             lease.check()
             folder.begin(plan)
-        _tell(ledger, seen, surveyed, plan)
+        decides = begins and not request
+        _tell(ledger, seen, surveyed, plan, decides=decides)
         if begins and not plan.work and not plan.untold:
             # Every plan looks through the folders of runs.
             folder.end()
+        discard_old(lake_root, pipeline, gives_up=decides, but=folder)
         lease.check()
         _say_needed(lake_root, pipeline, seen, surveyed, {*still_blocked, *seen.known.left}, request)
     return Planned(survey=surveyed, plan=plan)
@@ -249,8 +250,26 @@ def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, n
     )
 
 
-def _tell(ledger: Ledger, seen: Inputs, surveyed: Survey, plan: Plan) -> None:
-    """Write boundaries, then what is closed or reopened, then what is being recomputed."""
+def _undecided(seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> tuple[str, ...]:
+    """Slices of days that the next plan does not read, whose late events are counted and may yet reopen them.
+
+    A plan for a request decides about no other slice, and a run takes so many slices at most.
+    """
+    known, last = seen.known, seen.counted_before
+    found = {*known.late, *(last.undecided if last else ())}
+    if decides:
+        # The folders of dead runs may be given up now.
+        due = {slice_.name for slice_ in (*(due.slice for due in surveyed.due), *surveyed.waiting)}
+        found = {*found, *known.left} & due
+    found -= {work.slice for work in plan.work}
+    return tuple(sorted(name for name in found if name[:8] not in (known.days or ())))
+
+
+def _tell(ledger: Ledger, seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> None:
+    """Write boundaries, then what is closed or reopened, then what is being recomputed.
+
+    ``decides``: whether every slice that is due is in the plan, as far as there is room.
+    """
     known, now_ms = seen.known, seen.known.now_ms
     bounded = {
         slice_.name: _bounded(slice_, boundary, known.entries.get(slice_.name), plan.run, now_ms)
@@ -271,5 +290,7 @@ def _tell(ledger: Ledger, seen: Inputs, surveyed: Survey, plan: Plan) -> None:
         for work in plan.work
     ]
     begun = [replace(line, in_time=in_time_of(known, line.slice)) for line in begun]
-    ledger.append([*begun, *late], counted=seen.counted)
+    undecided = _undecided(seen, surveyed, plan, decides=decides)
+    counted = replace(seen.counted, undecided=undecided) if seen.counted else None
+    ledger.append([*begun, *late], counted=counted)
     ledger.append(plan.entry(work, State.RECOMPUTING, at_ms=now_ms) for work in plan.work)

@@ -7,6 +7,7 @@ there is room again. A bucket has no such bound.
 import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -30,7 +31,8 @@ class Room:
         """``reserve``: how many bytes must be free."""
         self._root = lake_root
         self._reserve = reserve
-        self._told = False
+        # Whether this process has opened the incident; none: it has not looked yet.
+        self._told: bool | None = None
 
     @classmethod
     def of(cls, lake_root: Folder) -> Self:
@@ -41,8 +43,8 @@ class Room:
         """Whether to wait. The incident is opened, or closed, when that changes."""
         if not isinstance(self._root, Path) or not self._root.is_dir():
             return False
-        disk, spare = shutil.disk_usage(self._root), self._root / _SPARE
-        short = disk.free < (self._reserve if spare.is_file() else self._wanted)
+        disk = shutil.disk_usage(self._root)
+        short = disk.free < self._reserve or (disk.free < self._wanted and self._was_short(self._root))
         try:
             self._tell(self._root, disk.free, disk.total) if short else self._keep_spare(self._root)
         except OSError as error:
@@ -54,27 +56,38 @@ class Room:
     def _wanted(self) -> float:
         return self._reserve * _ENOUGH
 
+    def _was_short(self, root: Path) -> bool:
+        """Without the spare: a lake that is new has none yet, and no incident either."""
+        return not (root / _SPARE).is_file() and bool(Incidents.of(root).still_open(full_disk()))
+
     def _tell(self, root: Path, free: int, total: int) -> None:
-        if not self._told:
-            (root / _SPARE).unlink(missing_ok=True)
-            Incidents.of(root).open(full_disk(), self._sentence(root, free, total))
-            self._told = True
+        """The incident first: without it and without the spare, it would look as if nothing had ever been short."""
+        if self._told:
+            return
+        incidents, sentence = Incidents.of(root), self._sentence(root, free, total)
+        with suppress(OSError):
+            incidents.open(full_disk(), sentence)
+        (root / _SPARE).unlink(missing_ok=True)
+        incidents.open(full_disk(), sentence)
+        self._told = True
 
     def _keep_spare(self, root: Path) -> None:
-        """Where it is missing, the incident may be open: all processes know that by it."""
-        self._told = False
+        """Where it is missing, the incident may be open: processes that run know that by it."""
+        if self._told is False and (root / _SPARE).is_file():
+            return
+        Incidents.of(root).close(full_disk(), f"the disk of the lake ({root}) has room again: all goes on")
         if not (root / _SPARE).is_file():
-            Incidents.of(root).close(full_disk(), f"the disk of the lake ({root}) has room again: all goes on")
             make_folder((root / _SPARE).parent)
             create_whole(root / _SPARE, os.urandom(_SPARE_BYTES))
+        self._told = False
 
     def _sentence(self, root: Path, free: int, total: int) -> str:
         return (
             f"the disk of the lake ({root}) has {_mb(free)} of {_mb(total)} left, and LAKE_RESERVE_MB keeps "
             f"{_mb(self._reserve)} free: streams and batch jobs wait, nothing is lost, and all goes on by itself when "
             f"{_mb(self._wanted)} are free. Enlarge the disk, or delete from it what is not of the lake. Of the lake, "
-            "replaced files are deleted some hours later by their table's writer, and old incidents, run folders and "
-            "logs by the DAG upkeep"
+            "all that wait delete replaced files of its tables once a minute, as soon as they are kept for long enough "
+            "(hours in most tables), and the DAG upkeep removes old incidents, run folders and logs"
         )
 
 

@@ -220,6 +220,11 @@ class RunFolder:
         return set()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is left to do."""
+        return (self.path / "ended.json").is_file()
+
+    @property
     def is_over(self) -> bool:
         """Whether nobody needs it any more: it ended a while ago, or is so old that it was given up."""
         now = time.time()
@@ -269,19 +274,26 @@ def slices_left(lake_root: Folder, pipeline: Pipeline) -> set[str]:
     return {slice_ for folder in folders for slice_ in RunFolder(folder, report).left}
 
 
-def discard_old(lake_root: Folder, pipeline: Pipeline) -> int:
-    """Remove the folders of runs that nobody needs any more; how many. Who calls it holds the lease of the job."""
-    over = old_runs(lake_root, pipeline)
+def discard_old(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool, but: RunFolder | None = None) -> int:
+    """Remove the folders of runs that nobody needs any more; how many. Who calls it holds the lease of the job.
+
+    ``but``: not that of the run which calls it.
+    """
+    over = [path for path in old_runs(lake_root, pipeline, gives_up=gives_up) if not but or path != but.path]
     for folder in over:
         remove(folder)
     return len(over)
 
 
-def old_runs(lake_root: Folder, pipeline: Pipeline) -> list[Folder]:
-    """The folders of runs that nobody needs any more."""
+def old_runs(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool) -> list[Folder]:
+    """The folders of runs that nobody needs any more.
+
+    ``gives_up``: also those of dead runs that are a week old. Only a plan that has seen their slices may say so: while
+    no plan runs, they alone tell of an old slice that was to be published again.
+    """
     root, report = _root(lake_root, pipeline), report_of(lake_root)
     found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
-    over = [folder for folder in found if folder.is_over]
+    over = [folder for folder in found if folder.is_over and (gives_up or folder.has_ended)]
     over += _replaced([folder for folder in found if folder not in over])
     return [folder.path for folder in over]
 

@@ -140,6 +140,8 @@ class Counted:
     # Nothing older is of this topic, but of one that was there before: offsets say nothing of it.
     since_ms: int = 0
     at_ms: int = 0
+    # Old slices for which late events were counted, and about which no plan has decided yet.
+    undecided: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -207,7 +209,7 @@ class Known:
     in_time: Mapping[str, int] = field(default_factory=dict)
     # Days in which any slice may be due. In others all are final: only a request, an event or a dead run takes one.
     days: Collection[str] | None = None
-    # Final slices of runs that have not ended, wherever they are.
+    # Final slices of runs that have not ended, or whose late events no plan has judged, wherever they are.
     left: Collection[str] = ()
     # Final slices of which the ledger says just that, and nothing else: they are in no entries.
     settled: Collection[str] = ()

@@ -274,6 +274,25 @@ def test_the_tide_line_stays_when_the_first_events_go(events: Events) -> None:
     assert line_of(hours, final, Landed.at(events.lake, SOURCE)) == before == (NOON_MS - 3 * DAY_MS, NOON_MS - DAY_MS)
 
 
+def test_a_gap_that_nobody_can_fill_any_more_holds_no_events_back(events: Events) -> None:
+    """A pipeline that was away for some days: of them nothing is final, and their first events are gone."""
+    hours, end_ms = pipeline(slice_seconds=3600), NOON_MS - NOON_MS % HOUR_MS
+    final = FinalTable.open(events.lake, hours)
+    before = slices_between(hours, NOON_MS - 6 * DAY_MS, NOON_MS - 5 * DAY_MS)
+    since = slices_between(hours, NOON_MS - 2 * DAY_MS, end_ms)
+    headers = [replace(header(s), slice_seconds=3600, rows=0) for s in (*before, *since)]
+    final.publish([Publication(header=each, files=()) for each in headers])
+    events.land(*range(NOON_MS - 6 * DAY_MS, NOON_MS, HOUR_MS))
+    assert line_of(hours, final, Landed.at(events.lake, SOURCE))[1] == NOON_MS - 5 * DAY_MS
+    events.remove_old()
+    first_ms, line_ms = line_of(hours, final, Landed.at(events.lake, SOURCE))
+    assert line_ms == end_ms
+    seen = known(first_ms=first_ms, line_ms=line_ms, headers={each.slice: each for each in headers})
+    seen = replace(seen, events_from_ms=events.from_ms)
+    oldest_ms = end_ms - SOURCE.horizon_hours * HOUR_MS - HOUR_MS
+    assert needed_from_ms(hours, seen, survey(hours, seen), ()) >= oldest_ms
+
+
 def test_a_slice_whose_events_are_gone_is_refused_and_never_due() -> None:
     hours = pipeline(slice_seconds=3600, window=Window.session(gap_ms=1000, longest_ms=HOUR_MS))
     gone, part, whole = slices_between(hours, NOON_MS - 2 * DAY_MS - 2 * HOUR_MS, NOON_MS - 2 * DAY_MS + HOUR_MS)

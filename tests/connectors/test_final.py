@@ -325,7 +325,7 @@ def test_of_an_outage_the_newest_run_stays_and_those_whose_slices_it_has_planned
         moment = time.time() - hours * 3600
         os.utime(RunFolder.of(tmp_path, SUM, run).path / "plan.json", (moment, moment))
     before = slices_left(tmp_path, SUM)
-    assert discard_old(tmp_path, SUM) == 19
+    assert discard_old(tmp_path, SUM, gives_up=True) == 19
     stay = ("r19", "restated", "audited", "replaced", "under way", "a stage")
     left = {folder.name for folder in (tmp_path / SUM.final_table / "_staging").iterdir()}
     assert left == {RunFolder.of(tmp_path, SUM, run).path.name for run in stay}
@@ -514,11 +514,11 @@ def test_a_run_that_is_over_is_kept_for_a_while(tmp_path: Path) -> None:
     folder = RunFolder.of(tmp_path, SUM, "r")
     folder.keep_gone(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
     folder.end()
-    discard_old(tmp_path, SUM)
+    discard_old(tmp_path, SUM, gives_up=True)
     assert folder.path.exists()
     long_ago = time.time() - ENDED_KEPT_SECONDS - 1
     os.utime(folder.path / "ended.json", (long_ago, long_ago))
-    discard_old(tmp_path, SUM)
+    discard_old(tmp_path, SUM, gives_up=True)
     assert not folder.path.exists()
 
 
@@ -533,7 +533,7 @@ def test_a_run_that_nobody_ends_is_given_up_after_a_week(tmp_path: Path, planned
         long_ago = time.time() - days * 24 * 3600
         for path in (folder.path, *folder.path.glob("plan.json")):
             os.utime(path, (long_ago, long_ago))
-        discard_old(tmp_path, SUM)
+        discard_old(tmp_path, SUM, gives_up=True)
         assert folder.path.exists() is is_there
 
 

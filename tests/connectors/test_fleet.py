@@ -526,3 +526,6 @@ def test_a_start_that_does_not_come_is_given_up(
         control.reserve(Owner.this_process(), launched=True)
     with pytest.raises(Refusal, match=f"{JOB}: no driver runs after 0 s: look at stream_{JOB} in Airflow"):
         fleet._await_start(JOB, before)
+    Incidents.of(fleet.lake_root).open(full_disk(), "the disk is full")
+    with pytest.raises(Refusal, match=f"{JOB}: no driver runs after 0 s: the disk is full"):
+        fleet._await_start(JOB, before)

@@ -61,6 +61,22 @@ def test_work_goes_on_only_when_there_is_more_than_the_reserve(tmp_path: Path) -
     assert not Room(tmp_path, round(reserve / 1.5)).is_short()
 
 
+def test_a_lake_without_a_shortage_before_waits_only_below_the_reserve(tmp_path: Path) -> None:
+    """As a lake that is new, or that an earlier version has made: it has no spare yet."""
+    reserve = round(shutil.disk_usage(tmp_path).free / 1.1)
+    assert not Room(tmp_path, reserve).is_short()
+    assert incidents(tmp_path) == []
+    assert (tmp_path / "control" / "_spare").is_file()
+
+
+def test_an_incident_that_stayed_open_is_closed_by_the_first_look_that_finds_room(tmp_path: Path) -> None:
+    """A power cut may bring the spare back that was deleted after the incident was opened."""
+    assert not Room(tmp_path, 1).is_short()
+    Incidents.of(tmp_path).open(full_disk(), "the disk is full")
+    assert not Room(tmp_path, 1).is_short()
+    assert incidents(tmp_path)[0].closed
+
+
 def test_a_bucket_and_a_lake_that_is_not_there_yet_have_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     assert not Room(folder_at("s3a://bucket/lake"), MORE_THAN_ANY_DISK).is_short()

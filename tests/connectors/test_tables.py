@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jobs.connectors import tables
+from jobs.connectors.delta_log import said_at
 from jobs.connectors.fenced import OvertakenError, files_of, rows_by_partition
 from jobs.connectors.retention import Freed, took_turn
 from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter, TornStageError, last_note
@@ -555,6 +556,8 @@ def test_how_long_replaced_files_are_kept_can_be_set_for_a_table_that_exists(
     names = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
     assert [there.metadata().configuration[name] for name in names] == ["interval 5 minutes"] * 2
     version = there.version()
+    # With the commit that sets it, all entries before may be deleted.
+    assert Note.from_json(said_at(path, version - 1)["userMetadata"]) == note(0)
     commit(opened(path), 2)
     assert DeltaTable(path).version() == version + 1, "it is set once"
     assert (rows(path), last_note(path)) == ([0, 1, 2], note(2))

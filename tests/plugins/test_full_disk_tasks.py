@@ -3,6 +3,9 @@
 import asyncio
 import importlib
 import json
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,19 +13,26 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
+from airflow.triggers.base import BaseTrigger
+from deltalake import DeltaTable
 
 from jobs.connectors.control import Control
 from jobs.connectors.epochs import Owner
+from jobs.connectors.fenced import files_with_sizes
 from jobs.connectors.incidents import Incidents, full_disk
 from jobs.connectors.isolation import ComputeError
 from jobs.connectors.room import Room
 from tests.connectors.test_final import plan_of, work_of
+from tests.connectors.test_freeing import with_replaced_files
+from tests.connectors.test_tables import files_on_disk, rows
+from tests.small_disk import can_mount, fill, small_disk
 from tideline_airflow.notifiers.incident import Event, IncidentNotifier
 from tideline_airflow.operators.batch import AccountOperator, DriverError, PipelineOperator
 from tideline_airflow.operators.check import CheckOperator
 from tideline_airflow.operators.recompute import AuditOperator, PlanOperator, PublishOperator, RecomputeOperator
 from tideline_airflow.operators.streaming import StreamingJobOperator
 from tideline_airflow.triggers import room as module
+from tideline_airflow.triggers import streaming
 from tideline_airflow.triggers.room import RoomTrigger
 from tideline_airflow.triggers.streaming import StreamTrigger
 
@@ -80,6 +90,35 @@ def test_the_trigger_fires_when_there_is_room_and_not_before(lake: Path, monkeyp
 
     asyncio.run(asyncio.wait_for(follow(), 20))
     assert open_incidents(lake) == []
+
+
+@pytest.mark.skipif(not can_mount(), reason="only root can mount a disk that is to be filled")
+@pytest.mark.parametrize("waits", [RoomTrigger, partial(StreamTrigger, job="rolling_sum", epoch=None)])
+def test_who_waits_makes_room_though_no_driver_lives(
+    waits: Callable[..., BaseTrigger], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replaced files of two tables fill the disk. Neither of them alone would make enough room."""
+    monkeypatch.setenv("LAKE_RESERVE_MB", "2")
+    for each in (module, streaming):
+        monkeypatch.setattr(each, "POLL_SECONDS", 0.02)
+    with small_disk(tmp_path / "lake", 8) as lake:
+        for table in ("live/rolling_sum", "final/rolling_sum"):
+            with_replaced_files(lake / table)
+            with_large_files(lake / table, 1_500_000)
+        fill(lake, leave=300_000)
+        assert Room.of(lake).is_short()
+        asyncio.run(asyncio.wait_for(anext(waits(lake_root=str(lake)).run()), 30))
+        assert open_incidents(lake) == []
+        assert [rows(lake / table) for table in ("live/rolling_sum", "final/rolling_sum")] == [[*range(5)]] * 2
+
+
+def with_large_files(path: Path, size: int) -> None:
+    """Make a file large that the table does not need any more."""
+    needed = {path / file for file in files_with_sizes(DeltaTable(path))}
+    replaced = min(path / file for file in files_on_disk(path) if path / file not in needed)
+    seen = replaced.stat()
+    replaced.write_bytes(bytes(size))
+    os.utime(replaced, (seen.st_mtime, seen.st_mtime))
 
 
 def test_a_stream_is_neither_judged_nor_started_on_a_full_disk(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

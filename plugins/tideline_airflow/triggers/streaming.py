@@ -20,6 +20,7 @@ from jobs.times import utc
 from tideline_airflow.links import CONSOLE
 from tideline_airflow.notifiers.delivery import deliver
 from tideline_airflow.notifiers.incident import page
+from tideline_airflow.triggers.room import deliver_and_make_room
 
 POLL_SECONDS = 1.0
 _TELL_SECONDS = 60.0
@@ -63,7 +64,8 @@ class StreamTrigger(BaseTrigger):
         """Beside the looks: a channel that hangs must not keep a death from being noticed."""
         if self._news and (self._delivery is None or self._delivery.done()):
             self._news = False
-            self._delivery = asyncio.ensure_future(asyncio.to_thread(deliver, folder_at(self.lake_root)))
+            act = deliver_and_make_room if self._short[1] else deliver
+            self._delivery = asyncio.ensure_future(asyncio.to_thread(act, folder_at(self.lake_root)))
 
     def _control(self) -> Control:
         return Control.of(folder_at(self.lake_root), self.job)
