@@ -20,7 +20,7 @@ from jobs.connectors.late import missed_by
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.parquet import write
 from jobs.connectors.planning import writing
-from jobs.connectors.runs import Plan, RunFolder, Work
+from jobs.connectors.runs import Plan, RunFolder, Work, slices_left
 from jobs.connectors.states import ROLLED_BACK, Counted, Entry, Header, State, early, is_passed, reconciled
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder
@@ -79,7 +79,8 @@ def publish(
             for name, work in chosen.items()
             if name not in too_early
         }
-        refused = too_early | _commit(settings.lake_root, pipeline, final, lease, folder, headers)
+        taken, unreadable = _commit(settings.lake_root, pipeline, final, lease, folder, headers)
+        refused = too_early | taken | unreadable
         reach(FailPoint.PUBLISHED, 0)
         told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
         versions, settled, sent = _tell(settings, pipeline, final, ledger, lease, told)
@@ -91,7 +92,9 @@ def publish(
         if not verdict["passed"]
     }
     Incidents.of(settings.lake_root).close_blocked(pipeline.name, settled)
-    if approved is None and not stay:
+    # A plan finds an old slice by the folder of a run that has not ended. One is enough, of however many that tried it.
+    others = slices_left(settings.lake_root, pipeline, but=folder) if unreadable else set()
+    if approved is None and not stay and unreadable.keys() <= others:
         folder.end()
     return Published(
         versions=versions,
@@ -163,9 +166,14 @@ def _commit(
     lease: Lease,
     folder: RunFolder,
     headers: Mapping[str, Header],
-) -> dict[str, str]:
-    """One commit per group of touching slices; why not, for those that another run took, or that cannot be read."""
-    refused: dict[str, str] = {}
+) -> tuple[dict[str, str], dict[str, str]]:
+    """One commit per group of touching slices.
+
+    Returns:
+        why not: for slices that another run took, and for those whose rows of now cannot be read.
+    """
+    taken: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
     files = folder.files_by_slice()
     there = final.headers({name[:8] for name in headers})
     mine = {n for n, h in headers.items() if n in there and (there[n].run, there[n].version) == (h.run, h.version)}
@@ -179,11 +187,11 @@ def _commit(
                     _keep_gone(lake_root, pipeline, final, there[name], headers[name].run)
                 publications.append(Publication(header=headers[name], files=files(name)))
             except PublishedMeanwhileError as error:
-                refused[name] = str(error)
+                taken[name] = str(error)
             except UnreadableRowsError as error:
-                refused |= _told(error)
-        refused |= _publish_readable(pipeline, final, lease, publications)
-    return refused
+                unreadable |= _told(error)
+        unreadable |= _publish_readable(pipeline, final, lease, publications)
+    return taken, unreadable
 
 
 def _publish_readable(

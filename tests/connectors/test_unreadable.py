@@ -16,10 +16,12 @@ from jobs.connectors import publishing
 from jobs.connectors.fenced import value_of
 from jobs.connectors.final import FinalTable
 from jobs.connectors.planning import writing
-from jobs.connectors.runs import RunFolder
+from jobs.connectors.runs import RunFolder, slices_left
+from jobs.connectors.states import Header
 from jobs.connectors.tries import StagedSlice
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.pipelines.spec import HOUR_MS, ROWS_SLICE
+from jobs.settings import Settings
 from tests.connectors.test_final import plan_of, work_of
 from tests.connectors.test_folding import AN_HOUR, DAYS_LATER, HOURS_LATER, SUM, T0, folders, never, publish, staged
 
@@ -47,15 +49,21 @@ def spoil_a_measure(file: Path) -> None:
 
 def commit(lake: Path, versions: Sequence[tuple[Slice, int]], run: str = "again") -> dict[str, str]:
     """What a publish does with a run before it tells anyone; why some slices were refused."""
+    folder, headers = stage(lake, versions, run)
+    with writing(lake, SUM.recompute_job) as lease:
+        taken, unreadable = publishing._commit(lake, SUM, FinalTable.open(lake, SUM), lease, folder, headers)
+    assert taken == {}
+    return unreadable
+
+
+def stage(lake: Path, versions: Sequence[tuple[Slice, int]], run: str) -> tuple[RunFolder, dict[str, Header]]:
     folder = RunFolder.of(lake, SUM, run)
-    folder.begin(plan_of(run, *(work_of(slice_.name) for slice_, _ in versions)))
+    folder.begin(plan_of(run, *(replace(work_of(slice_.name), version=version - 1) for slice_, version in versions)))
     publications = [staged(folder.path / "try", slice_, version, SUM, 1) for slice_, version in versions]
     files = [tuple(str(file.relative_to(folder.path)) for file in each.files) for each in publications]
     names = [slice_.name for slice_, _ in versions]
     folder.take({name: StagedSlice(rows=1, files=each) for name, each in zip(names, files, strict=True)})
-    headers = {each.header.slice: replace(each.header, run=run) for each in publications}
-    with writing(lake, SUM.recompute_job) as lease:
-        return publishing._commit(lake, SUM, FinalTable.open(lake, SUM), lease, folder, headers)
+    return folder, {each.header.slice: replace(each.header, run=run) for each in publications}
 
 
 def versions(lake: Path) -> dict[str, int]:
@@ -88,6 +96,24 @@ def test_a_slice_whose_rows_cannot_be_read_keeps_no_other_slice_back(
     assert commit(tmp_path, run[:2], "later") == {}
     assert {name: versions(tmp_path)[name] for name in wanted} == wanted
     assert FinalTable.open(tmp_path, SUM).rows(AN_HOUR[0].name).num_rows == 1
+
+
+def test_a_run_with_such_a_slice_has_not_ended_so_that_a_plan_finds_it(tmp_path: Path) -> None:
+    """One of them is enough, however long nobody restores the file."""
+    table = publish(tmp_path, AN_HOUR[:3])
+    table.tend(never, HOURS_LATER)
+    file, name = folded_file(table), AN_HOUR[0].name
+    cut_off(file)
+    ended = []
+    for run in ("first", "second", "third"):
+        folder, _ = stage(tmp_path, [(AN_HOUR[0], 2)], run)
+        folder.decide({name: {"passed": True, "checksum": "c", "rows": 1, "failures": []}})
+        settings = replace(Settings.from_env({}), lake_root=tmp_path)
+        published = publishing.publish(settings, SUM, run, now_ms=DAYS_LATER)
+        assert (list(published.refused), published.versions) == ([name], {})
+        ended.append(folder.has_ended)
+        assert slices_left(tmp_path, SUM) == {name}
+    assert ended == [False, True, True]
 
 
 def test_a_full_disk_is_no_fault_of_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
