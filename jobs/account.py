@@ -16,15 +16,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import session
-from jobs.connectors.accounted import Progress, accounts_kept_from, ready
-from jobs.connectors.drift import Accounts, FinalFiles, Live, Taken, ask_to_prune, final_files, pruned_before
-from jobs.connectors.events import Landed
+from jobs.connectors import accounted
+from jobs.connectors.accounted import Progress, Seen, ready, see
+from jobs.connectors.drift import Accounts, FinalFiles, Taken, ask_to_prune, final_files
 from jobs.connectors.events_needed import say_needed
 from jobs.connectors.final import TIME, FinalTable
 from jobs.connectors.incidents import Incidents, unexplained
-from jobs.connectors.ledger import Ledger
 from jobs.connectors.planning import writing
-from jobs.connectors.states import Counted, Header, has_events, removed
+from jobs.connectors.states import Header, has_events, removed
 from jobs.folders import Folder
 from jobs.pipelines.slices import slice_at, slice_named
 from jobs.pipelines.spec import Pipeline, WindowKind
@@ -39,34 +38,8 @@ log = logging.getLogger(__name__)
 
 _OF_LIVE = {"epoch": "BIGINT", "batch": "BIGINT", "as_of": "TIMESTAMP"}
 
-# A longer backlog is worked off by several runs.
-MAX_SLICES = 1000
 # Batches are stamped by the driver's clock, arrivals by the broker's: they may differ by so much.
 _CLOCKS = timedelta(hours=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """All tables, each at one version. Live before events: so what live has counted is landed, or known not to be."""
-
-    final_version: int
-    headers: Mapping[str, Header]
-    live: Live
-    landed: Landed | None
-    pruned_before: str
-    # Of the ledger: which topic its offsets are of, and since when.
-    counted: Counted | None
-    accounted: Collection[tuple[str, int]]
-    # The first day whose accounts are kept.
-    kept_from: str = ""
-    # Of the rows about batches; none if all are there.
-    batches_since: datetime | None = None
-
-    def due(self) -> list[Header]:
-        """The versions of slices that have no account yet, the oldest first; accounts of old ones are not kept."""
-        young = (h for h in self.headers.values() if h.slice >= self.kept_from)
-        missing = [h for h in young if (h.slice, h.version) not in self.accounted]
-        return sorted(missing, key=lambda header: header.slice)[:MAX_SLICES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +64,11 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
         )
     with writing(settings.lake_root, pipeline.account_job):
         accounts = Accounts.open(settings.lake_root, pipeline)
-    looked_ms = round((time.time() - _CLOCKS.total_seconds()) * 1000)
-    final = FinalTable.read(settings.lake_root, pipeline)
+    now_ms, final = round(time.time() * 1000), FinalTable.read(settings.lake_root, pipeline)
     if final is None:
         log.info("nothing of %s is final yet", pipeline.name)
         return
-    seen = _see(settings.lake_root, pipeline, final, accounts)
+    seen = see(settings.lake_root, pipeline, final, accounts)
     due = seen.due()
     found = _sort(pipeline, seen, due)
     if found.waiting:
@@ -107,27 +79,10 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
     else:
         _tell(settings.lake_root, pipeline, accounts, link)
     _prune(settings, pipeline, seen, accounts)
-    is_all = not found.waiting and len(due) < MAX_SLICES
+    is_all = not found.waiting and len(due) < accounted.MAX_SLICES
+    # By the clocks of those who publish: they differ from the broker's by little, the one of this machine may by hours.
+    looked_ms = min(now_ms, final.newest_ms()) - round(_CLOCKS.total_seconds() * 1000)
     _get_on(settings.lake_root, pipeline, final, accounts, seen, looked_ms if is_all else None)
-
-
-def _see(lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Accounts) -> Seen:
-    """All of the days that have live rows, or on which a slice was published since the last account."""
-    live, ledger = Live.at(lake_root, pipeline), Ledger.read(lake_root, pipeline)
-    progress, kept_from, there = Progress.read(lake_root, pipeline), accounts_kept_from(final), final.days()
-    changed = final.days_changed_since(progress.seen_ms if progress else 0)
-    days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
-    return Seen(
-        final_version=final.version,
-        headers=final.headers(days),
-        live=live,
-        landed=Landed.at(lake_root, pipeline.source),
-        pruned_before=pruned_before(lake_root, pipeline),
-        counted=ledger.counted() if ledger else None,
-        accounted=accounts.done(days),
-        kept_from=kept_from,
-        batches_since=live.complete_since(),
-    )
 
 
 def _sort(pipeline: Pipeline, seen: Seen, due: Sequence[Header]) -> _Sorted:
@@ -354,12 +309,18 @@ def _of(row: Mapping[str, Any], side: str, name: str) -> Any:
 
 
 def _prune(settings: Settings, pipeline: Pipeline, seen: Seen, accounts: Accounts) -> None:
-    """Ask for all slices before the first that is not final and accounted for, or that is still to be kept."""
+    """Ask for all slices before the first that is not final and accounted for, or that is still to be kept.
+
+    A slice that can never be final is passed over, since its events were removed: its live rows are all there is of it.
+    """
     done = ready(seen.headers, accounts.done({name[:8] for name in seen.headers}), seen.kept_from)
     now = datetime.now(UTC)
     there, before = seen.live.slices(), seen.pruned_before
+    events_from_ms = seen.landed.from_ms if seen.landed else 0
     for name in sorted(there | set(seen.headers)):
         slice_ = slice_named(pipeline, name)
+        if name not in seen.headers and not has_events(pipeline, slice_, events_from_ms):
+            continue
         if name not in done or slice_.end + timedelta(seconds=settings.live_kept_seconds) > now:
             break
         before = max(before, slice_at(pipeline, slice_.end_ms).name)

@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from jobs import account, live
-from jobs.connectors import drift, reset
+from jobs.connectors import accounted, drift, reset
 from jobs.connectors.fenced import OvertakenError
 from jobs.connectors.final import TIME
 from jobs.connectors.kafka import TopicState
@@ -219,7 +219,7 @@ class AccountsModel:
         """Files have no part in it."""
 
 
-def compare(world: World, seen: account.Seen, header: Header, taken: Sequence[drift.Taken]) -> dict[str, Any]:
+def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[drift.Taken]) -> dict[str, Any]:
     """The total of a slice. It goes by offsets as the product does, so what is of two topics does not add up."""
     records = in_slice(seen.landed.records if seen.landed else [], header.slice)  # type: ignore[attr-defined]
     batches = [(each, round(each.watermark.timestamp() * 1000)) for each in taken]
@@ -274,10 +274,10 @@ def live_of(world: World) -> Iterator[Stream]:
             return at(world.clock_ms)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(account, "Live", SimpleNamespace(at=live_at))
-        patch.setattr(account, "Landed", SimpleNamespace(at=landed_at))
+        patch.setattr(accounted, "Live", SimpleNamespace(at=live_at))
+        patch.setattr(accounted, "Landed", SimpleNamespace(at=landed_at))
         patch.setattr(account, "FinalTable", SimpleNamespace(read=lambda *_: FinalModel(world)))
-        patch.setattr(account, "Ledger", SimpleNamespace(read=lambda *_: LedgerModel(world)))
+        patch.setattr(accounted, "Ledger", SimpleNamespace(read=lambda *_: LedgerModel(world)))
         patch.setattr(account, "Accounts", SimpleNamespace(open=lambda *_: AccountsModel(stream)))
         patch.setattr(account, "session", SimpleNamespace(opened=lambda *_: nullcontext()))
         patch.setattr(account, "compare", compared)

@@ -49,6 +49,9 @@ class FinalModel:
     def days_changed_since(self, time_ms: int) -> set[str]:
         return {name[:8] for name, (header, _) in self.world.history[self.seen].items() if header.as_of_ms >= time_ms}
 
+    def newest_ms(self) -> int:
+        return max((header.as_of_ms for header, _ in self.world.history[self.seen].values()), default=0)
+
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
         self.world.operate("final: read")
         found = window(self.world.history[self.seen].get(slice_))

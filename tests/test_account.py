@@ -116,7 +116,7 @@ class Made:
             offsets=offsets,
             events_version=0,
             rows=len(lines),
-            events=0,
+            events=more.get("events", 0),
             checksum="",
             verdict="passed",
             reason="closed",
@@ -426,15 +426,37 @@ def test_a_later_version_of_a_pruned_slice_is_noted_and_not_called_different(str
     assert streamed.slices()[1] == (FIRST.name, 2, None, None, None, reason)
 
 
-def test_a_slice_whose_events_were_removed_is_noted_and_not_called_different(streamed: Made) -> None:
-    events = TableWriter.open(streamed.root / "events" / "numbers", EVENTS, "hour", epoch=1)
+def remove_events(made: Made, before_ms: int) -> None:
+    events = TableWriter.open(made.root / "events" / "numbers", EVENTS, "hour", epoch=1)
     assert events.note
-    events.transact([], replace(events.note, events_from_ms=FIRST.start_ms + 1).to_json())
+    events.transact([], replace(events.note, events_from_ms=before_ms).to_json())
+
+
+def test_a_slice_whose_events_were_removed_is_noted_and_not_called_different(streamed: Made) -> None:
+    remove_events(streamed, FIRST.start_ms + 1)
     streamed.publish(FIRST.name, [], {0: 4})
     streamed.account()
     ((_, _, windows, _, _, note_),) = streamed.slices()
     assert (windows, str(note_).partition(" before ")[0]) == (None, "events of 'numbers'")
     assert "were removed: they are kept for events_kept_days=90" in str(note_)
+
+
+def test_a_slice_that_can_never_be_final_keeps_its_live_rows_and_no_others(streamed: Made) -> None:
+    """Its events were removed before recompute had ever run; those of the second and third slice were not."""
+    remove_events(streamed, SECOND.start_ms)
+    streamed.publish(SECOND.name, [], {0: 4})
+    done(streamed, (SECOND.name, 1))
+    streamed.account()
+    assert streamed.asked() == {"before": THIRD.name, "slices": [SECOND.name]}
+    assert prune(streamed) == {FIRST.name, THIRD.name}
+
+
+def test_a_slice_that_can_still_be_final_keeps_all_behind_it(streamed: Made) -> None:
+    remove_events(streamed, FIRST.start_ms)
+    streamed.publish(SECOND.name, [], {0: 4})
+    done(streamed, (SECOND.name, 1))
+    streamed.account()
+    assert streamed.asked() is None
 
 
 def test_events_are_needed_until_their_slice_is_final_and_accounted_for(streamed: Made) -> None:

@@ -1,6 +1,7 @@
 """Accounts of a year: a run reads what is new, old days go, and what is not explained stays known."""
 
 import json
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +14,9 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs import account
+from jobs.connectors import accounted as accounted_module
 from jobs.connectors import drift as module
+from jobs.connectors import fenced
 from jobs.connectors.accounted import Progress
 from jobs.connectors.control import Control
 from jobs.connectors.drift import Accounts, drift_schema
@@ -84,9 +87,20 @@ def test_a_run_reads_what_was_published_since_the_last_one_and_no_more(
     assert noted == {(name(7), 2), (name(40), 1)}
     # The first is where the line of all that is done stands still: there was one slice a day.
     assert read.days == {name(day)[:8] for day in (0, 7, 40)}
+    # The day that was published last is looked at once more: all are looked at since then.
     read = Read(monkeypatch)
     made.account()
-    assert read.days == {name(0)[:8]}
+    assert read.days == {name(day)[:8] for day in (0, 40)}
+
+
+def test_what_is_due_is_counted_without_a_look_at_what_is_old(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    finals(made, *range(39, -1, -1))
+    made.account()
+    made.publish(name(40), [], {0: 4}, events=7)
+    made.publish(name(41), [], {0: 4}, events=5)
+    read = Read(monkeypatch)
+    assert accounted_module.events_due(made.root, PIPELINE) == 12
+    assert read.days == {name(day)[:8] for day in (0, 40, 41)}
 
 
 def test_what_a_run_did_not_get_to_is_looked_at_by_the_next(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +108,7 @@ def test_what_a_run_did_not_get_to_is_looked_at_by_the_next(made: Made, monkeypa
     made.account()
     for day in range(1, 6):
         made.publish(name(day), [], {0: 4}, fingerprint="other")
-    monkeypatch.setattr(account, "MAX_SLICES", 2)
+    monkeypatch.setattr(accounted_module, "MAX_SLICES", 2)
     for _ in range(3):
         made.account()
     assert len(made.slices()) == 6
@@ -105,6 +119,32 @@ def test_what_a_run_did_not_get_to_is_looked_at_by_the_next(made: Made, monkeypa
             made.account("died")
     made.account("again")
     assert len(made.slices()) == 7
+
+
+def test_what_is_published_while_the_clock_of_an_account_is_ahead_has_its_account(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finals(made, 0, 1)
+    with monkeypatch.context() as patch:
+        ahead = time.time() + 5 * 3600
+        patch.setattr(account.time, "time", lambda: ahead)
+        made.account()
+    made.publish(name(0), [], {0: 4}, version=2, fingerprint="other")
+    made.account("again")
+    assert (name(0), 2) in {row[:2] for row in made.slices()}
+
+
+def test_what_is_published_by_a_clock_that_was_ahead_hides_nothing_that_is_published_later(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        ahead = time.time() + 5 * 3600
+        patch.setattr(fenced.time, "time", lambda: ahead)
+        finals(made, 0, 1)
+    made.account()
+    made.publish(name(0), [], {0: 4}, version=2, fingerprint="other")
+    made.account("again")
+    assert (name(0), 2) in {row[:2] for row in made.slices()}
 
 
 @pytest.mark.parametrize("content", [b"", b'{"to_ms": "soon"}'])

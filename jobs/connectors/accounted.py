@@ -7,11 +7,12 @@ from typing import Self
 
 from jobs.connectors.control import Control
 from jobs.connectors.days import day_of
-from jobs.connectors.drift import Accounts
+from jobs.connectors.drift import Accounts, Live, pruned_before
 from jobs.connectors.events import Landed
 from jobs.connectors.final import FinalTable
+from jobs.connectors.ledger import Ledger
 from jobs.connectors.plan_inputs import line_of, whole_from_ms
-from jobs.connectors.states import Header
+from jobs.connectors.states import Counted, Header
 from jobs.folders import Folder
 from jobs.pipelines.slices import slice_at
 from jobs.pipelines.spec import Pipeline
@@ -22,6 +23,8 @@ _PROGRESS = "progress"
 _DAY = "%Y%m%d"
 # So many days are looked through for whether all of their slices have an account; the next run goes on.
 _DAYS_AT_ONCE = 31
+# A longer backlog is worked off by several runs.
+MAX_SLICES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +91,54 @@ def accounts_kept_from(final: FinalTable) -> str:
     """The first day whose accounts are kept, counted back from the newest final slice."""
     newest, kept = final.days()[-1:], timedelta(days=KeptDays.from_env().drift)
     return f"{datetime.strptime(newest[0], _DAY) - kept:{_DAY}}" if newest else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """All tables, each at one version. Live before events: so what live has counted is landed, or known not to be."""
+
+    final_version: int
+    headers: Mapping[str, Header]
+    live: Live
+    landed: Landed | None
+    pruned_before: str
+    # Of the ledger: which topic its offsets are of, and since when.
+    counted: Counted | None
+    accounted: Collection[tuple[str, int]]
+    # The first day whose accounts are kept.
+    kept_from: str = ""
+    # Of the rows about batches; none if all are there.
+    batches_since: datetime | None = None
+
+    def due(self) -> list[Header]:
+        """The versions of slices that have no account yet, the oldest first; accounts of old ones are not kept."""
+        young = (h for h in self.headers.values() if h.slice >= self.kept_from)
+        missing = [h for h in young if (h.slice, h.version) not in self.accounted]
+        return sorted(missing, key=lambda header: header.slice)[:MAX_SLICES]
+
+
+def see(lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Accounts | None) -> Seen:
+    """All of the days that have live rows, or on which a slice was published since the last account."""
+    live, ledger = Live.at(lake_root, pipeline), Ledger.read(lake_root, pipeline)
+    progress, kept_from, there = Progress.read(lake_root, pipeline), accounts_kept_from(final), final.days()
+    changed = final.days_changed_since(progress.seen_ms if progress else 0)
+    days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
+    return Seen(
+        final_version=final.version,
+        headers=final.headers(days),
+        live=live,
+        landed=Landed.at(lake_root, pipeline.source),
+        pruned_before=pruned_before(lake_root, pipeline),
+        counted=ledger.counted() if ledger else None,
+        accounted=accounts.done(days) if accounts else set(),
+        kept_from=kept_from,
+        batches_since=live.complete_since(),
+    )
+
+
+def events_due(lake_root: Folder, pipeline: Pipeline) -> int:
+    """How many events the slices hold that have no account yet."""
+    final = FinalTable.read(lake_root, pipeline)
+    if final is None:
+        return 0
+    return sum(header.events for header in see(lake_root, pipeline, final, Accounts.read(lake_root, pipeline)).due())

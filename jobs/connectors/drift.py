@@ -132,6 +132,16 @@ class Accounts:
             _DayTable.open(lake_root / pipeline.balance_table, BALANCE_SCHEMA),
         )
 
+    @classmethod
+    def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
+        """To read; none as long as nothing has an account."""
+        paths = lake_root / pipeline.drift_table, lake_root / pipeline.balance_table
+        try:
+            drift, balance = (_DayTable(path, DeltaTable(str(path))) for path in paths)
+        except TableNotFoundError:
+            return None
+        return cls(pipeline, drift, balance)
+
     def done(self, days: Collection[str] | None = None) -> set[tuple[str, int]]:
         """The slices that have an account, each with its version; or those of them that begin on one of these days."""
         found = self._balance.rows(["slice", "version"], ds.field("kind") == "slice", days).to_pylist()

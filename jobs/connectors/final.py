@@ -15,6 +15,7 @@ from itertools import islice, takewhile
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
@@ -32,7 +33,20 @@ from jobs.connectors.fenced import (
     rows_by_partition,
     value_of,
 )
-from jobs.connectors.folding import Fold, Stored, by_day, due, of_day, stored, within, write_folded, write_without
+from jobs.connectors.folding import (
+    Fold,
+    Stored,
+    by_day,
+    due,
+    failed_lately,
+    of_day,
+    remember_failed,
+    stored,
+    why_unreadable,
+    within,
+    write_folded,
+    write_without,
+)
 from jobs.connectors.parquet import footer, read, write
 from jobs.connectors.states import Header
 from jobs.folders import Folder
@@ -58,6 +72,19 @@ _TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
 
 class PublishedMeanwhileError(Refusal):
     """A slice is not at the version that was planned any more: another run was faster."""
+
+
+class UnreadableRowsError(Refusal):
+    """The rows that slices have until now cannot be read, so nobody can replace them."""
+
+    def __init__(self, slices: Iterable[str], table: str, why: str) -> None:
+        """``why``: what the reader says; it names the file."""
+        self.sentences = {
+            name: f"slice {name} stays as it is, since its rows of now cannot be read: restore the file in {table} "
+            f"from a backup, and a later run does the slice; {why}"
+            for name in slices
+        }
+        super().__init__(next(iter(self.sentences.values())))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +182,15 @@ class FinalTable(FencedTable):
         files = files_written_since(self._table, time_ms)
         return {value_of(f).removeprefix(HEADERS_SLICE) for f in files if value_of(f).startswith(HEADERS_SLICE)}
 
+    def newest_ms(self) -> int:
+        """When a slice was published last, by the clock of who did it. By the log alone."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        if not actions.num_rows:
+            return 0
+        is_header = pc.starts_with(actions["path"], f"slice={HEADERS_SLICE}")
+        newest = pc.max(pc.cast(actions["modification_time"], pa.timestamp("ms")).filter(is_header))
+        return int(pc.cast(newest, pa.int64()).as_py() or 0)
+
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
         """Of every final slice, or of those that begin on one of these days."""
         wanted = self.days() if days is None else days
@@ -227,7 +263,10 @@ class FinalTable(FencedTable):
 
     def publish(self, publications: Sequence[Publication]) -> None:
         """Replace these slices, rows and headers together, in one commit, if each is at the version before."""
-        actions = list[Action]()
+        # A slice without an earlier version, or with files of its own, has no rows in folded ones.
+        replaced = [p.header.slice for p in publications if p.header.version > 1]
+        folded = [slice_named(self._pipeline, name) for name in replaced if not self._in_folder(name)]
+        actions = self._taken_out(folded)
         for day in sorted({publication.header.slice[:8] for publication in publications}):
             old = self._in_folder(HEADERS_SLICE + day)
             headers = {header.slice: header for header in self._headers_in(old)}
@@ -241,7 +280,6 @@ class FinalTable(FencedTable):
         for publication in publications:
             actions += [self.removal(file, size) for file, size in self._in_folder(publication.header.slice).items()]
             actions += self._place_whole(publication)
-        actions += self._taken_out([slice_named(self._pipeline, p.header.slice) for p in publications])
         versions = {p.header.slice: p.header.version for p in publications}
         runs = sorted({p.header.run for p in publications})
         self.transact(actions, json.dumps({"runs": runs, "versions": versions}, separators=(",", ":")))
@@ -251,14 +289,26 @@ class FinalTable(FencedTable):
         actions = list[Action]()
         for day, some in by_day(slices).items():
             for file in self._folded(day):
-                rows = self._dataset([file.path])
-                if not any(map(file.may_touch, some)) or not rows.count_rows(filter=within(some)):
-                    continue
-                actions.append(self.removal(file.path, file.size))
-                with self.staged() as stage:
-                    left = stage / file.path.rpartition("/")[0] / "rows.parquet"
-                    actions += [self.place(left)] if write_without(rows, some, left) else []
+                if touching := [slice_ for slice_ in some if file.may_touch(slice_)]:
+                    actions += self._without(file, touching)
         return actions
+
+    def _without(self, file: Stored, slices: Sequence[Slice]) -> list[Action]:
+        """Replace a folded file by one without the rows of these slices; nothing if it has none of them."""
+        rows = self._dataset([file.path])
+        try:
+            if not rows.count_rows(filter=within(slices)):
+                return []
+            with self.staged() as stage:
+                left = stage / file.path.rpartition("/")[0] / "rows.parquet"
+                placed = [self.place(left)] if write_without(rows, slices, left) else []
+        except (OSError, pa.ArrowException) as error:
+            # What fails may as well be the disk on which it is written.
+            if why := why_unreadable(rows):
+                names = [slice_.name for slice_ in slices]
+                raise UnreadableRowsError(names, self._pipeline.final_table, f"{file.path}: {why}") from error
+            raise
+        return [self.removal(file.path, file.size), *placed]
 
     def _place_whole(self, publication: Publication) -> list[Action]:
         """All that was staged and judged, or nothing: a run that died before may have left less."""
@@ -293,14 +343,17 @@ class FinalTable(FencedTable):
     def fold(self, check: Callable[[], None], now_ms: int, seconds: float = _FOLD_SECONDS) -> None:
         """Fold what is due, for about so long; the rest is left to the next turn."""
         began = time.monotonic()
-        for number, each in enumerate(due(self._all_stored(), self._pipeline, now_ms)):
+        failed = failed_lately(self.path)
+        wanted = (each for each in due(self._all_stored(), self._pipeline, now_ms) if each.files[0].path not in failed)
+        for number, each in enumerate(wanted):
             if number and time.monotonic() - began > seconds:
                 log.info("the rest of the files of %s is folded in the next turns", self.path.name)
                 return
-            self._fold(each, check)
+            if not self._fold(each, check):
+                remember_failed(self.path, each)
 
-    def _fold(self, fold: Fold, check: Callable[[], None]) -> None:
-        """One commit that changes no row."""
+    def _fold(self, fold: Fold, check: Callable[[], None]) -> bool:
+        """One commit that changes no row; False if the files cannot be folded."""
         began, actions = time.monotonic(), list[Action]()
         with self.staged() as stage:
             try:
@@ -308,13 +361,13 @@ class FinalTable(FencedTable):
             except (OSError, pa.ArrowException) as error:
                 # What is published is published: a file that cannot be read must not stop the next slices.
                 log.error("files of %s of %s stay as they are: %s", self.path.name, fold.day, error)
-                return
+                return False
             if rows != fold.rows:
                 log.error(
                     "files of %s of %s stay as they are: they have %d rows, the log of the table says %d",
                     *(self.path.name, fold.day, rows, fold.rows),
                 )
-                return
+                return False
             actions += [self.place(file, data_change=False) for file in files]
         actions += [self.removal(file.path, file.size, data_change=False) for file in fold.files]
         check()
@@ -324,6 +377,7 @@ class FinalTable(FencedTable):
             "folded %d files of %s of %s into %d in %.1f s",
             *(len(fold.files), self.path.name, fold.day, len(files), seconds),
         )
+        return True
 
     def _write_headers(self, stage: Folder, day: str, headers: Mapping[str, Header]) -> Folder:
         ordered = [headers[name] for name in sorted(headers)]

@@ -5,6 +5,7 @@ Headers are not touched. What the table's log says of its files is enough to kno
 
 import hashlib
 import json
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from deltalake import DeltaTable
 from jobs.connectors.fenced import for_each, value_of
 from jobs.connectors.merging import GOOD_FILE_BYTES, File, similar
 from jobs.connectors.parquet import arrow_place
-from jobs.folders import Folder
+from jobs.folders import Folder, write_whole
 from jobs.pipelines.slices import Slice, runs_of, slice_named
 from jobs.pipelines.spec import HEADERS_SLICE, HOUR_MS, ROWS_SLICE, Pipeline
 
@@ -38,6 +39,9 @@ _MORE_HOURS = 24
 # Of the files that go into one.
 _MOST_BYTES = 128 * 1024 * 1024
 _MOST_FILES = 1500
+# In the table's folder: the first file of each fold that failed, and when. Most of a day's files would be read again.
+_FAILED = "_not_folded.json"
+_TRY_AGAIN_SECONDS = 24 * HOUR_MS // 1000
 # A reader of one slice reads a group or two.
 _GROUP_ROWS = 32_768
 
@@ -199,6 +203,23 @@ def _first(file: Stored) -> int:
     return file.first or 0
 
 
+def failed_lately(path: Folder) -> dict[str, float]:
+    """The first file of each fold of a table that failed within a day, and when, whichever process tried it."""
+    now = time.time()
+    try:
+        said = {str(file): float(at) for file, at in json.loads((path / _FAILED).read_text()).items()}
+    except (FileNotFoundError, ValueError, AttributeError, TypeError):
+        return {}
+    # A time that lies ahead is from a clock that was wrong.
+    return {file: at for file, at in said.items() if 0 <= now - at < _TRY_AGAIN_SECONDS}
+
+
+def remember_failed(path: Folder, fold: Fold) -> None:
+    """Leave a fold alone for a day, so that others have their turn."""
+    failed = failed_lately(path) | {fold.files[0].path: time.time()}
+    write_whole(path / _FAILED, json.dumps(failed).encode())
+
+
 # -- Writing --
 
 
@@ -218,6 +239,16 @@ def write_folded(rows: ds.FileSystemDataset, day: str, stage: Folder) -> tuple[l
             files.append(file)
             total += count
     return files, total
+
+
+def why_unreadable(rows: ds.FileSystemDataset) -> str | None:
+    """Why rows cannot be read; none if they can. It reads all of them."""
+    try:
+        for _ in rows.to_batches():
+            pass
+    except (OSError, pa.ArrowException) as error:
+        return str(error)
+    return None
 
 
 def write_without(rows: ds.FileSystemDataset, slices: Iterable[Slice], file: Folder) -> int:

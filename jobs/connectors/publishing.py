@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from jobs.connectors.checksums import checksum
 from jobs.connectors.control import Lease
-from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError
+from jobs.connectors.final import FinalTable, Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.connectors.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.connectors.incidents import Incidents
 from jobs.connectors.late import missed_by
 from jobs.connectors.ledger import Ledger
 from jobs.connectors.parquet import write
 from jobs.connectors.planning import writing
-from jobs.connectors.runs import Plan, RunFolder, Work
+from jobs.connectors.runs import Plan, RunFolder, Work, slices_left
 from jobs.connectors.states import ROLLED_BACK, Counted, Entry, Header, State, early, is_passed, reconciled
 from jobs.failpoints import FailPoint, reach
 from jobs.folders import Folder
@@ -79,7 +79,8 @@ def publish(
             for name, work in chosen.items()
             if name not in too_early
         }
-        refused = too_early | _commit(settings.lake_root, pipeline, final, lease, folder, headers)
+        taken, unreadable = _commit(settings.lake_root, pipeline, final, lease, folder, headers)
+        refused = too_early | taken | unreadable
         reach(FailPoint.PUBLISHED, 0)
         told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
         versions, settled, sent = _tell(settings, pipeline, final, ledger, lease, told)
@@ -91,7 +92,9 @@ def publish(
         if not verdict["passed"]
     }
     Incidents.of(settings.lake_root).close_blocked(pipeline.name, settled)
-    if approved is None and not stay:
+    # A plan finds an old slice by the folder of a run that has not ended. One is enough, of however many that tried it.
+    others = slices_left(settings.lake_root, pipeline, but=folder) if unreadable else set()
+    if approved is None and not stay and unreadable.keys() <= others:
         folder.end()
     return Published(
         versions=versions,
@@ -163,9 +166,14 @@ def _commit(
     lease: Lease,
     folder: RunFolder,
     headers: Mapping[str, Header],
-) -> dict[str, str]:
-    """One commit per group of touching slices; why not, for those that another run has published meanwhile."""
-    refused: dict[str, str] = {}
+) -> tuple[dict[str, str], dict[str, str]]:
+    """One commit per group of touching slices.
+
+    Returns:
+        why not: for slices that another run took, and for those whose rows of now cannot be read.
+    """
+    taken: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
     files = folder.files_by_slice()
     there = final.headers({name[:8] for name in headers})
     mine = {n for n, h in headers.items() if n in there and (there[n].run, there[n].version) == (h.run, h.version)}
@@ -175,16 +183,37 @@ def _commit(
         for name in (slice_.name for slice_ in group):
             try:
                 final.require_version(there.get(name), headers[name])
-                publications.append(Publication(header=headers[name], files=files(name)))
                 if name in there:
                     _keep_gone(lake_root, pipeline, final, there[name], headers[name].run)
+                publications.append(Publication(header=headers[name], files=files(name)))
             except PublishedMeanwhileError as error:
-                refused[name] = str(error)
+                taken[name] = str(error)
+            except UnreadableRowsError as error:
+                unreadable |= _told(error)
+        unreadable |= _publish_readable(pipeline, final, lease, publications)
+    return taken, unreadable
+
+
+def _publish_readable(
+    pipeline: Pipeline, final: FinalTable, lease: Lease, publications: Sequence[Publication]
+) -> dict[str, str]:
+    """One commit; why not, for slices with rows in folded files that cannot be read."""
+    refused: dict[str, str] = {}
+    while some := [each for each in publications if each.header.slice not in refused]:
         lease.check()
-        if publications:
-            final.publish(publications)
-            log.info("published %d slices of %s from %s", len(publications), pipeline.name, group[0].name)
+        try:
+            final.publish(some)
+        except UnreadableRowsError as error:
+            refused |= _told(error)
+        else:
+            log.info("published %d slices of %s from %s", len(some), pipeline.name, some[0].header.slice)
+            break
     return refused
+
+
+def _told(error: UnreadableRowsError) -> dict[str, str]:
+    log.error("%d slices are left out: %s", len(error.sentences), error)
+    return error.sentences
 
 
 def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, Any], approval: str | None) -> Header:
@@ -210,7 +239,10 @@ def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, An
 
 def _keep_gone(lake_root: Folder, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
     """What a slice serves until now, and what its own run had replaced: that one may have died before it told."""
-    windows = [final.rows(now.slice, window_columns(pipeline))]
+    try:
+        windows = [final.rows(now.slice, window_columns(pipeline))]
+    except (OSError, pa.ArrowException) as error:
+        raise UnreadableRowsError([now.slice], pipeline.final_table, str(error)) from error
     if (earlier_ones := RunFolder.of(lake_root, pipeline, now.run).gone(now.slice)) is not None:
         windows.append(earlier_ones)
     names = window_columns(pipeline)

@@ -267,10 +267,13 @@ class RunFolder:
             return None
 
 
-def slices_left(lake_root: Folder, pipeline: Pipeline) -> set[str]:
-    """The slices of runs that have not ended: they died, or somebody has yet to decide, or they are under way."""
+def slices_left(lake_root: Folder, pipeline: Pipeline, but: RunFolder | None = None) -> set[str]:
+    """The slices of runs that have not ended: they died, or somebody has yet to decide, or they are under way.
+
+    ``but``: not those of this run.
+    """
     root, report = _root(lake_root, pipeline), report_of(lake_root)
-    folders = root.iterdir() if root.is_dir() else ()
+    folders = (each for each in (root.iterdir() if root.is_dir() else ()) if not but or each != but.path)
     return {slice_ for folder in folders for slice_ in RunFolder(folder, report).left}
 
 

@@ -1,13 +1,21 @@
 """What the account's task submits."""
 
 import os
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from jobs.connectors.ledger import Ledger
+from jobs.connectors.states import Entry, State
+from jobs.pipelines.spec import Window
+from jobs.settings import Settings
+from tests.test_account import PIPELINE, Made
+from tests.test_account_kept import done, name
 from tideline_airflow.operators import batch
 from tideline_airflow.operators.batch import AccountOperator
 
@@ -40,3 +48,52 @@ def test_an_account_steps_back_behind_streams_and_publishes(monkeypatch: pytest.
     context: Any = {"dag_run": SimpleNamespace(run_id="r"), "ti": SimpleNamespace(log_url="https://runs/r")}
     operator.execute(context)
     assert found.read_text() == str(nice)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """The lake of the environment."""
+    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
+    return Made(Settings.from_env())
+
+
+def final(made: Made, day: int, events: int) -> None:
+    made.publish(name(day), [], {0: 4}, events=events)
+    line = Entry(slice=name(day), state=State.FINAL, at_ms=0, run="r", version=1, events=events)
+    Ledger.open(made.root, PIPELINE).append([line])
+
+
+def test_events_are_those_of_the_slices_that_the_job_will_account_for(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that have an account, nor those whose account was removed when it was older than is kept."""
+    monkeypatch.setenv("DRIFT_KEPT_DAYS", "3")
+    for day in range(6):
+        final(made, day, 10**6)
+    done(made, *((name(day), 1) for day in range(3, 6)))
+    final(made, 6, 7)
+    assert AccountOperator(task_id="account", pipeline="rolling_sum")._events() == 7
+    # Each event falls into several windows.
+    sliding = replace(PIPELINE, window=Window.sliding(size_ms=60_000, slide_ms=10_000))
+    monkeypatch.setitem(batch.PIPELINES, "rolling_sum", sliding)
+    assert AccountOperator(task_id="account", pipeline="rolling_sum")._events() == 42
+
+
+def test_a_lake_without_accounts_has_all_events_to_account_for(made: Made) -> None:
+    operator = AccountOperator(task_id="account", pipeline="rolling_sum")
+    assert operator._events() == 0
+    final(made, 0, 3)
+    assert operator._events() == 3
+    # Who only counts makes no table.
+    assert not (made.root / PIPELINE.balance_table).exists()
+
+
+def test_what_the_job_refuses_is_told_by_the_job(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    final(made, 0, 3)
+    monkeypatch.setitem(batch.PIPELINES, "rolling_sum", replace(PIPELINE, slice_seconds=120))
+    assert AccountOperator(task_id="account", pipeline="rolling_sum")._events() is None
+
+
+def test_a_worker_counts_without_spark() -> None:
+    code = "import sys, jobs.connectors.accounted; sys.exit('pyspark' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

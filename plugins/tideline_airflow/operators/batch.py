@@ -17,6 +17,7 @@ from jobs.connectors.room import Room
 from jobs.connectors.tries import TASK_VARIABLE, process_words
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import Pipeline
+from jobs.refusal import Refusal
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.operators.submission import APPLICATION, submission
@@ -157,15 +158,14 @@ class AccountOperator(BatchJobOperator):
         words = ("account", self.pipeline, "--run", run_id, "--link", link)
         self.submit(*words, events=self._events(), nice=_ACCOUNT_NICE)
 
-    def _events(self) -> int:
-        """How many events fall into windows of the slices that have no account yet, as the ledger knows them."""
-        from jobs.query import Lake
+    def _events(self) -> int | None:
+        """How many events fall into windows of the slices that have no account yet; none if the job will refuse."""
+        from jobs.connectors.accounted import events_due
 
-        window, name = self.definition.window, self.pipeline
-        sql = f"""SELECT coalesce(sum(events), 0) AS events FROM slices_{name} AS slices
-            WHERE state = 'final' AND NOT EXISTS (
-              SELECT 1 FROM balance_{name} AS balance
-              WHERE kind = 'slice' AND balance.slice = slices.slice AND balance.version = slices.version
-            )"""
-        (row,) = Lake(self.settings().lake_root).query(sql).to_pylist()
-        return int(row["events"]) * -(-window.size_ms // window.slide_ms)
+        window = self.definition.window
+        try:
+            events = events_due(Settings.from_env().lake_root, self.definition)
+        except Refusal:
+            # The job says the same, and the task fails with its sentence.
+            return None
+        return events * -(-window.size_ms // window.slide_ms)
