@@ -332,7 +332,7 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
         refused=refused,
         blocked=tuple(s for s in candidates if _state(known, s) is State.BLOCKED),
         outdated=outdated_slices(pipeline, known.headers, known.events_from_ms),
-        untold=tuple(name for name in looked_up if _is_untold(known.headers[name], known.entries.get(name))),
+        untold=tuple(sorted(n for n in looked_up if _is_untold(known.headers[n], known.entries.get(n)))),
     )
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jobs.connectors import plan_inputs
@@ -95,6 +95,7 @@ def is_recent(slice_: Slice) -> bool:
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(gaps=set(), odd=dict.fromkeys(SLICES, State.BLOCKED), late=set(), asked=None)
 @given(
     gaps=st.sets(st.sampled_from(SLICES), max_size=4),
     odd=st.dictionaries(st.sampled_from(SLICES), st.sampled_from([State.BLOCKED, State.AUDITING, State.OPEN])),
@@ -144,6 +145,6 @@ def test_of_a_month_four_days_are_opened_and_those_of_which_there_is_news(tmp_pa
 def test_an_old_slice_whose_publish_was_not_told_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run may be cleaned away: the day's file of headers was written lately."""
     make_lake(tmp_path, SLICES, dict.fromkeys(SLICES[1:], State.FINAL), [])
-    monkeypatch.setattr(plan_inputs, "_recent_ms", lambda *_: 0)
+    monkeypatch.setattr(plan_inputs, "settled_before_ms", lambda *_: 0)
     inputs, _ = read_few(tmp_path, None)
     assert survey(SUM, inputs.known).untold == (SLICES[0].name,)
