@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from greenlet import getcurrent
 
-from jobs.connectors import late, plan_inputs, planning, publishing, runs, states
+from jobs.connectors import days, late, planning, publishing, runs, states
 from jobs.connectors.control import LeaseLostError
 from jobs.connectors.events_needed import said_needed
 from jobs.connectors.incidents import Incidents, blocked
@@ -73,7 +73,7 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
     with model_of(world), pytest.MonkeyPatch.context() as patch:
         if seed % 4 == 3 and seed % 5:
             # As if the day before midnight were a week ago: once it is whole, a plan looks there for what runs left.
-            patch.setattr(plan_inputs, "_MORE_HOURS", -SUM.source.horizon_hours)
+            patch.setattr(days, "_MORE_HOURS", -SUM.source.horizon_hours)
         # Half as much as is refused, and much more.
         off_ms = {1: CLOCK_TOLERANCE_MS // 2, 2: -CLOCK_TOLERANCE_MS // 2}.get(seed % 5, 0)
         actors: dict[str, tuple[Callable[[], object], ...]] = {
@@ -473,7 +473,7 @@ def test_what_a_slice_misses_that_was_rolled_back_stays_away(hasty: World) -> No
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world in which nothing before the tide line may be touched any more."""
-    monkeypatch.setattr(plan_inputs, "_MORE_HOURS", -SUM.source.horizon_hours)
+    monkeypatch.setattr(days, "_MORE_HOURS", -SUM.source.horizon_hours)
     world = world_of(tmp_path, 3)
     world.bad = set()
     return world

@@ -10,6 +10,8 @@ from jobs.pipelines.slices import Slice, slice_at
 from jobs.pipelines.spec import HOUR_MS, Pipeline
 
 DAY_MS = 24 * HOUR_MS
+# Beside the source's horizon: clocks may differ, and what has arrived is landed a little later.
+_MORE_HOURS = 24
 
 
 def day_of(time_ms: int) -> str:
@@ -24,6 +26,11 @@ def day_of(time_ms: int) -> str:
 def days_between(from_ms: int, to_ms: int) -> list[str]:
     """The days from one moment to another, both included."""
     return [day_of(at) for at in range(from_ms - from_ms % DAY_MS, to_ms + 1, DAY_MS)]
+
+
+def settled_before_ms(pipeline: Pipeline, now_ms: int) -> int:
+    """No event that arrives from now on happened before this: what is older than the source's horizon is rejected."""
+    return max(0, now_ms - (pipeline.source.horizon_hours + _MORE_HOURS) * HOUR_MS)
 
 
 def incomplete_days(pipeline: Pipeline, first_ms: int, now_ms: int, final: Mapping[str, int]) -> list[str]:

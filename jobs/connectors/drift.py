@@ -264,7 +264,7 @@ class Live:
 
     def topic_id(self, topic: str) -> str | None:
         """The id of the topic that it reads; none as long as it has read nothing."""
-        return self.note.topics[topic].topic_id if self.note and topic in self.note.topics else None
+        return self.note.topic_id(topic) if self.note else None
 
     def slices(self) -> set[str]:
         """The slices of which there are live rows."""

@@ -15,14 +15,14 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.connectors.fenced import dataset, files_with_sizes, value_of
+from jobs.connectors.event_hours import hour_ms
+from jobs.connectors.fenced import dataset, files_with_sizes
 from jobs.connectors.tables import Note, note_at
 from jobs.folders import Folder
 from jobs.pipelines.slices import Slice, runs_of
 from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_HOUR_FORMAT = "%Y-%m-%dT%H"
 _ASKED = (
     *("path", "num_records", "null_count.event_time", "min.event_time", "max.event_time"),
     *("max.offset", "max.arrival_time"),
@@ -62,7 +62,7 @@ class Landed:
 
     def topic_id(self, topic: str) -> str | None:
         """The id of the topic that was landed last; none as long as nothing says it."""
-        return self.note.topics[topic].topic_id if self.note and topic in self.note.topics else None
+        return self.note.topic_id(topic) if self.note else None
 
     @property
     def from_ms(self) -> int:
@@ -175,7 +175,7 @@ class Landed:
         """First and last event time of each file, as far as the log knows; a file of rejected records has none."""
         found = {}
         for action in self._actions:
-            hour = _ms(datetime.strptime(value_of(action["path"]), _HOUR_FORMAT).replace(tzinfo=UTC))
+            hour = hour_ms(action["path"])
             rows, nulls = action.get("num_records"), action.get("null_count.event_time")
             if rows is not None and rows == nulls:
                 continue

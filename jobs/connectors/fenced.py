@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -317,15 +316,6 @@ def rows_by_partition(table: DeltaTable) -> Counter[str]:
         for path, count in zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True):
             rows[value_of(path)] += count
     return rows
-
-
-def files_written_since(table: DeltaTable, time_ms: int) -> list[str]:
-    """The files of a table that were placed since a moment."""
-    actions = pa.table(table.get_add_actions(flatten=True))
-    if not actions.num_rows:
-        return []
-    placed_ms = pc.cast(pc.cast(actions["modification_time"], pa.timestamp("ms")), pa.int64())
-    return [str(path) for path in actions["path"].filter(pc.greater_equal(placed_ms, time_ms)).to_pylist()]
 
 
 def value_of(file: str) -> str:

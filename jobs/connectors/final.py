@@ -15,7 +15,6 @@ from itertools import islice, takewhile
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import TableNotFoundError
@@ -27,10 +26,8 @@ from jobs.connectors.fenced import (
     FencedTable,
     dataset,
     files_with_sizes,
-    files_written_since,
     follow,
     opened,
-    rows_by_partition,
     value_of,
 )
 from jobs.connectors.folding import (
@@ -143,6 +140,7 @@ class FinalTable(FencedTable):
         self._pipeline = pipeline
         self._files: tuple[int, list[tuple[str, int]]] | None = None
         self._stored: tuple[int, list[Stored]] | None = None
+        self._days: tuple[int, dict[str, tuple[int, int]]] | None = None
         # File -> what is in it: files never change, and most days do not either.
         self._read: dict[str, list[Header]] = {}
 
@@ -169,27 +167,25 @@ class FinalTable(FencedTable):
 
     def days(self) -> list[str]:
         """The days on which final slices begin, in order."""
-        folders = {value_of(file) for file, _ in self._all_files() if file.startswith(f"slice={HEADERS_SLICE}")}
-        return sorted(folder.removeprefix(HEADERS_SLICE) for folder in folders)
+        return sorted(self._files_of_headers())
 
     def slices_by_day(self) -> dict[str, int]:
         """How many slices are final, by the day on which they begin. By the log alone."""
-        rows = rows_by_partition(self._table)
-        return {v.removeprefix(HEADERS_SLICE): count for v, count in rows.items() if v.startswith(HEADERS_SLICE)}
+        return {day: slices for day, (slices, _) in self._files_of_headers().items()}
 
     def days_changed_since(self, time_ms: int) -> set[str]:
         """The days of which a slice was published since a moment. By the log alone."""
-        files = files_written_since(self._table, time_ms)
-        return {value_of(f).removeprefix(HEADERS_SLICE) for f in files if value_of(f).startswith(HEADERS_SLICE)}
+        return {day for day, (_, placed_ms) in self._files_of_headers().items() if placed_ms >= time_ms}
 
     def newest_ms(self) -> int:
-        """When a slice was published last, by the clock of who did it. By the log alone."""
-        actions = pa.table(self._table.get_add_actions(flatten=True))
-        if not actions.num_rows:
-            return 0
-        is_header = pc.starts_with(actions["path"], f"slice={HEADERS_SLICE}")
-        newest = pc.max(pc.cast(actions["modification_time"], pa.timestamp("ms")).filter(is_header))
-        return int(pc.cast(newest, pa.int64()).as_py() or 0)
+        """When a slice was published last, by the clock of who did it; 0 if none ever was. By the log alone."""
+        return max((placed_ms for _, placed_ms in self._files_of_headers().values()), default=0)
+
+    def _files_of_headers(self) -> dict[str, tuple[int, int]]:
+        """Of each day how many headers its file has, and when it was placed; looked up once for each version."""
+        if self._days is None or self._days[0] != self.version:
+            self._days = self.version, files_of_headers(self._table)
+        return self._days[1]
 
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
         """Of every final slice, or of those that begin on one of these days."""
@@ -404,6 +400,20 @@ class FinalTable(FencedTable):
                 newest = number - 1
         # The commit that brought it is out of the log: it was there until it was replaced.
         return newest
+
+
+def files_of_headers(table: DeltaTable) -> dict[str, tuple[int, int]]:
+    """The days with final slices: how many headers the file of each has, and when it was placed."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if not actions.num_rows:
+        return {}
+    columns = (actions[name].to_pylist() for name in ("path", "num_records", "modification_time"))
+    files = ((value_of(path), rows, placed_ms) for path, rows, placed_ms in zip(*columns, strict=True))
+    return {
+        value.removeprefix(HEADERS_SLICE): (rows, placed_ms)
+        for value, rows, placed_ms in files
+        if value.startswith(HEADERS_SLICE)
+    }
 
 
 def _retention() -> dict[str, str]:

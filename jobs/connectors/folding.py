@@ -22,6 +22,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from jobs.connectors.days import settled_before_ms
 from jobs.connectors.fenced import for_each, value_of
 from jobs.connectors.merging import GOOD_FILE_BYTES, File, similar
 from jobs.connectors.parquet import arrow_place
@@ -34,8 +35,6 @@ _TIME = pa.timestamp("us", tz="UTC")
 _SIGNATURE = ("version", "as_of", "run", "fingerprint")
 # Most slices that are published again are so within minutes.
 HOUR_REST_MS = 2 * HOUR_MS
-# After the source's horizon no late event can reopen a slice; a plan looks back so much longer.
-_MORE_HOURS = 24
 # Of the files that go into one.
 _MOST_BYTES = 128 * 1024 * 1024
 _MOST_FILES = 1500
@@ -134,7 +133,7 @@ def due(files: Iterable[Stored], pipeline: Pipeline, now_ms: int) -> Iterator[Fo
     for day in sorted(days, reverse=True):
         slices, folded = _slices(days[day], pipeline), of_day(days[day], day)
         end_ms = max(_end_of(day), *(slice_.end_ms for slice_ in slices), 0)
-        if now_ms >= end_ms + (pipeline.source.horizon_hours + _MORE_HOURS) * HOUR_MS:
+        if end_ms <= settled_before_ms(pipeline, now_ms):
             yield from _whole_day(day, list(slices.values()), folded)
         else:
             yield from _hours(day, slices, now_ms)

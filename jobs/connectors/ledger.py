@@ -125,8 +125,7 @@ class Ledger(FencedTable):
     def _newest(self, days: Collection[str] | None = None) -> pa.Table:
         files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
         rows = self._rows(files)
-        last = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}
-        return rows.take(pa.array(last.values(), pa.int64()))
+        return rows.take(_last_of_each(rows))
 
     def history(self, slice_: str) -> list[Entry]:
         """All lines of a slice, in order."""
@@ -169,8 +168,7 @@ class Ledger(FencedTable):
             for day, (files, before) in self._days_with_old_lines().items():
                 rows = dataset(self._table, self.path, files, SCHEMA).to_table(_WRITTEN)
                 rows = rows.sort_by([("commit", "ascending")])
-                newest = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}.values()
-                is_newest = pc.is_in(pa.array(range(rows.num_rows)), pa.array(newest, pa.int64()))
+                is_newest = pc.is_in(pa.array(range(rows.num_rows)), _last_of_each(rows))
                 kept = rows.filter(pc.or_(pc.greater_equal(rows.column("as_of"), before), is_newest))
                 if kept.num_rows == rows.num_rows:
                     continue
@@ -220,6 +218,12 @@ class Ledger(FencedTable):
             "offsets": json.dumps(dict(entry.offsets), separators=(",", ":")),
             "commit": self.version + 1,
         }
+
+
+def _last_of_each(rows: pa.Table) -> pa.Array:
+    """Where the last row of each slice is."""
+    last = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}
+    return pa.array(last.values(), pa.int64())
 
 
 def _entries(rows: pa.Table) -> dict[str, Entry]:

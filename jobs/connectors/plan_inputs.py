@@ -11,7 +11,7 @@ from typing import Self
 from kafka import KafkaAdminClient
 
 from jobs.connectors.clock import Clock
-from jobs.connectors.days import day_of, days_between, incomplete_days, tide_line
+from jobs.connectors.days import day_of, days_between, incomplete_days, settled_before_ms, tide_line
 from jobs.connectors.events import Landed
 from jobs.connectors.final import FinalTable
 from jobs.connectors.kafka import require
@@ -21,10 +21,7 @@ from jobs.connectors.runs import slices_left
 from jobs.connectors.states import Counted, Header, Known, Request, Topic, first_whole
 from jobs.folders import Folder
 from jobs.pipelines.slices import slice_named
-from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
-
-# Clocks may differ, and what has arrived is landed a little later.
-_MORE_HOURS = 24
+from jobs.pipelines.spec import Pipeline, Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +127,7 @@ def _known(
     named: Iterable[str],
 ) -> Known:
     """What the final table says of the days that are looked at, also of those in which ``named`` slices begin."""
-    first_ms, recent_ms = _first_ms(pipeline, landed, finals), _recent_ms(pipeline, now_ms)
+    first_ms, recent_ms = _first_ms(pipeline, landed, finals), settled_before_ms(pipeline, now_ms)
     days = set(days_between(recent_ms, now_ms))
     if first_ms is not None:
         begin_ms = max(first_ms, whole_from_ms(pipeline, landed))
@@ -172,13 +169,9 @@ def _line_from(pipeline: Pipeline, first_ms: int | None, finals: _Finals) -> int
     return tide_line(pipeline, first_ms, finals.by_day, lambda day: finals.headers([day]))
 
 
-def _recent_ms(pipeline: Pipeline, now_ms: int) -> int:
-    return max(0, now_ms - (pipeline.source.horizon_hours + _MORE_HOURS) * HOUR_MS)
-
-
 def _with_entries(pipeline: Pipeline, known: Known, ledger: Ledger, asked: Collection[str]) -> Known:
     """What the ledger says of the slices that are looked at."""
-    recent_ms, days, wanted = _recent_ms(pipeline, known.now_ms), set(known.days or ()), {*asked, *known.left}
+    recent_ms, days, wanted = settled_before_ms(pipeline, known.now_ms), set(known.days or ()), {*asked, *known.left}
     told = [n for n, h in known.headers.items() if n[:8] in days or n in wanted or h.as_of_ms >= recent_ms]
     versions = {name: known.headers[name].version for name in told if name not in asked}
     entries, settled = ledger.unsettled(days | {name[:8] for name in (*told, *asked)}, versions)

@@ -215,7 +215,7 @@ class RunFolder:
         """The slices of its plan, until it has ended."""
         # Another run may clean it away at this moment.
         with suppress(FileNotFoundError):
-            plan = None if (self.path / "ended.json").is_file() else self._read("plan")
+            plan = None if self.has_ended else self._read("plan")
             return {work["slice"] for work in plan["work"]} if plan else set()
         return set()
 
@@ -235,7 +235,7 @@ class RunFolder:
     @property
     def has_published_nothing(self) -> bool:
         """Whether it has a plan and no verdicts: nothing of it is published, and nothing can be approved."""
-        if not (self.path / "plan.json").is_file() or (self.path / "ended.json").is_file():
+        if not (self.path / "plan.json").is_file() or self.has_ended:
             return False
         return not (self.path / _GONE).is_dir() and not self.verdicts()
 

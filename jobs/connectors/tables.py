@@ -100,6 +100,11 @@ class Note:
             for topic, ranges in self.topics.items()
         }
 
+    def topic_id(self, topic: str) -> str | None:
+        """The id of a topic as it was read last; none if this says nothing of it."""
+        ranges = self.topics.get(topic)
+        return ranges.topic_id if ranges else None
+
     def to_json(self) -> str:
         """One line of JSON."""
         return msgspec.json.encode(self).decode()

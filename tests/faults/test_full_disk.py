@@ -3,10 +3,10 @@
 import json
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -59,25 +59,16 @@ def running(settings: Settings, folder: Path) -> Iterator[dict[str, "subprocess.
 @contextmanager
 def steady(settings: Settings) -> Iterator[None]:
     """Traffic that never rests; the broker has a disk of its own."""
-    stop = threading.Event()
     producer = KafkaProducer(**kafka.client_options(settings.kafka))
+    seeds = count(101)
 
-    def run() -> None:
-        seed = 100
-        while not stop.wait(0.2):
-            seed += 1
-            for record in numbers(seed, 50):
-                producer.send("numbers", record.value, key=record.key)
-            producer.flush()
+    def send() -> None:
+        for record in numbers(next(seeds), 50):
+            producer.send("numbers", record.value, key=record.key)
+        producer.flush()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with closing(producer), processes.repeated(send, 0.2):
         yield
-    finally:
-        stop.set()
-        thread.join()
-        producer.close()
 
 
 def due(settings: Settings, run: str) -> None:

@@ -7,8 +7,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -105,26 +106,17 @@ def before(settings: Settings) -> None:
 @contextmanager
 def steady(settings: Settings) -> Iterator[None]:
     """250 numbers a second, some of them late for slices that are final by then."""
-    stop = threading.Event()
     producer = KafkaProducer(**kafka.client_options(settings.kafka))
+    identities = count(10_001)
 
-    def run() -> None:
-        identity = 10_000
-        while not stop.wait(0.2):
-            for _ in range(50):
-                identity += 1
-                key, value = number(identity, ago_ms=120_000 if identity % 50 == 0 else 0)
-                producer.send("numbers", value, key=key)
-            producer.flush()
+    def send() -> None:
+        for identity in islice(identities, 50):
+            key, value = number(identity, ago_ms=120_000 if identity % 50 == 0 else 0)
+            producer.send("numbers", value, key=key)
+        producer.flush()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with closing(producer), processes.repeated(send, 0.2):
         yield
-    finally:
-        stop.set()
-        thread.join()
-        producer.close()
 
 
 def slices(settings: Settings) -> list[Slice]:

@@ -5,13 +5,12 @@ Each driver is a real process. One chain of restarts meets F1, F2 and F3 in turn
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from decimal import Decimal
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -109,25 +108,16 @@ def judge_output_topic(settings: Settings, job: str) -> None:
 @contextmanager
 def steady(settings: Settings) -> Iterator[None]:
     """Traffic in the background; what the broker does not take at once the client sends again."""
-    stop = threading.Event()
     producer = KafkaProducer(**kafka.client_options(settings.kafka), metadata_max_age_ms=1000)
+    seeds = count(101)
 
-    def run() -> None:
-        seed = 100
-        while not stop.wait(0.2):
-            seed += 1
-            for record in numbers(seed, 500):
-                producer.send("numbers", record.value, key=record.key)
-            producer.flush()
+    def send() -> None:
+        for record in numbers(next(seeds), 500):
+            producer.send("numbers", record.value, key=record.key)
+        producer.flush()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with closing(producer), processes.repeated(send, 0.2):
         yield
-    finally:
-        stop.set()
-        thread.join()
-        producer.close()
 
 
 def landed(settings: Settings) -> int:
