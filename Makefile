@@ -3,6 +3,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # More words for the command, e.g. make test ARGS="-k topics"
 ARGS ?=
+# Two files of tests at a time: many of them wait for a broker, a driver or Airflow. Not the faults: they have to be
+# noticed within seconds, and a driver beside another one is slow.
+SIDE_BY_SIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+SLOWEST := --durations 20 --durations-min 5
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo up down status doctor test test-long test-faults test-compose test-mutants lint format bench soak clean
@@ -34,7 +38,7 @@ doctor: $(INSTALLED) ## Check Java, versions, ports, disk and jars
 
 test: $(INSTALLED) ## Run all tests but the faults; needs no running platform
 	@$(BIN)/tideline jars
-	@$(BIN)/pytest -m "not faults and not compose and not long" $(ARGS)
+	@$(BIN)/pytest -m "not faults and not compose and not long" $(SIDE_BY_SIDE) $(SLOWEST) $(ARGS)
 
 test-long: $(INSTALLED) ## Simulate days and years: whether the platform grows as it should
 	@$(BIN)/tideline jars
@@ -42,10 +46,10 @@ test-long: $(INSTALLED) ## Simulate days and years: whether the platform grows a
 
 test-faults: $(INSTALLED) ## Kill, corrupt and starve it, and check that nothing is lost
 	@$(BIN)/tideline jars
-	@$(BIN)/pytest -m faults $(ARGS)
+	@$(BIN)/pytest -m faults $(SLOWEST) $(ARGS)
 
 test-compose: $(INSTALLED) ## Build the containers and break them; needs Docker with Compose v2, and nothing that runs
-	@$(BIN)/pytest -m compose $(ARGS)
+	@$(BIN)/pytest -m compose $(SLOWEST) $(ARGS)
 
 test-mutants: $(INSTALLED) ## Break the product in one place at a time, and check that tests object
 	@$(BIN)/tideline jars
