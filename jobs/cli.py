@@ -25,9 +25,9 @@ from jobs.settings import QueryLimits, Settings, environment
 from jobs.times import parse_time
 
 if TYPE_CHECKING:
-    from jobs.connectors.airflow_api import AirflowApi
-    from jobs.connectors.fleet import Fleet
+    from jobs.airflow_api.client import AirflowApi
     from jobs.pipelines.spec import Pipeline
+    from jobs.streaming.fleet import Fleet
     from local.stack import Stack
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -83,7 +83,7 @@ def topics_apply(output: _Format = Output.TABLE) -> None:
 
 def _topics(output: Output, *, do: bool) -> None:
     from jobs import pipelines
-    from jobs.connectors import kafka, topics
+    from jobs.broker import kafka, topics
 
     with kafka.admin(Settings.from_env().kafka) as client:
         steps = topics.survey(client, pipelines.topics())
@@ -116,7 +116,7 @@ def generate(
 
     The same seed, count and start give the same records byte for byte; without --start all but the times.
     """
-    from jobs.connectors import traffic
+    from jobs.traffic import generator as traffic
 
     seed = secrets.randbits(32) if seed is None else seed
     stream = traffic.records(
@@ -287,7 +287,7 @@ _Seconds = Annotated[float | None, typer.Option(min=1, help="How long a driver m
 @streams_app.command("status")
 def streams_status(jobs: _Jobs = None, output: _Format = Output.TABLE) -> None:
     """Show how streams do; exit code 1 if one that is wanted does not run, or an incident is open."""
-    from jobs.connectors import fleet
+    from jobs.streaming import fleet
 
     with _fleet() as streams:
         names = fleet.known_jobs(jobs or ())
@@ -326,7 +326,7 @@ def streams_restart(jobs: _Jobs = None, seconds: _Seconds = None, output: _Forma
 
 
 def _control(output: Output, jobs: list[str] | None, act: "Callable[[Fleet, Sequence[str]], None]") -> None:
-    from jobs.connectors import fleet
+    from jobs.streaming import fleet
 
     names = fleet.known_jobs(jobs or ())
     with _fleet() as streams:
@@ -339,7 +339,7 @@ def _control(output: Output, jobs: list[str] | None, act: "Callable[[Fleet, Sequ
 @contextmanager
 def _fleet() -> "Iterator[Fleet]":
     """The streams of this lake, with Airflow if it answers."""
-    from jobs.connectors.fleet import Fleet
+    from jobs.streaming.fleet import Fleet
 
     def tell(line: str) -> None:
         errors.print(line, highlight=False, soft_wrap=True)
@@ -356,7 +356,7 @@ def _fleet() -> "Iterator[Fleet]":
 @contextmanager
 def _airflow() -> "Iterator[AirflowApi | None]":
     """The Airflow of `AIRFLOW_API`, or else that of the embedded platform; none if it does not answer."""
-    from jobs.connectors.airflow_api import AirflowApi
+    from jobs.airflow_api.client import AirflowApi
 
     env = environment()
     if env.get("AIRFLOW_API"):
@@ -377,7 +377,7 @@ _UntilCaughtUp = Annotated[bool, typer.Option("--until-caught-up", help="End whe
 @app.command()
 def ingest(until_caught_up: _UntilCaughtUp = False) -> None:
     """Run the job that lands every source topic in the lake, until stopped."""
-    from jobs import ingest as job
+    from jobs.streaming import ingest as job
 
     job.run(Settings.from_env(), until_caught_up=until_caught_up)
 
@@ -388,7 +388,7 @@ def live(
     until_caught_up: _UntilCaughtUp = False,
 ) -> None:
     """Run the streaming job of a pipeline, until stopped."""
-    from jobs import live as job
+    from jobs.streaming import live as job
 
     job.run(Settings.from_env(), _pipeline(name), until_caught_up=until_caught_up)
 
@@ -403,7 +403,7 @@ def recompute(
     try_name: Annotated[str | None, typer.Option("--try", help="Which try of the task; none: by hand.")] = None,
 ) -> None:
     """Compute the windows that a run's plan asks for: what the task `recompute` submits."""
-    from jobs import recompute as job
+    from jobs.finality import recompute as job
 
     job.run(Settings.from_env(), _pipeline(name), run, try_name)
 
@@ -415,8 +415,8 @@ _Link = Annotated[str | None, typer.Option(help="Where people read about it.")]
 def audit(name: str, run: _Run, link: _Link = None) -> None:
     """Judge by Spark what a run has staged: what the task `audit` submits when there are many rows."""
     from jobs import session
-    from jobs.connectors.tries import stop_when_task_ends
-    from jobs.quality import gate
+    from jobs.finality import gate
+    from jobs.finality.tries import stop_when_task_ends
 
     settings = Settings.from_env()
     with stop_when_task_ends(), session.opened(settings, f"audit {name}") as spark:
@@ -428,8 +428,8 @@ def account(
     name: str, run: Annotated[str, typer.Option("--run", help="What to call this run.")], link: _Link = None
 ) -> None:
     """Explain how far live was from final, slice by slice: what the task `account` submits."""
-    from jobs import account as job
-    from jobs.connectors.tries import stop_when_task_ends
+    from jobs.finality import account as job
+    from jobs.finality.tries import stop_when_task_ends
 
     with stop_when_task_ends():
         job.run(Settings.from_env(), _pipeline(name), run, link)
@@ -443,7 +443,7 @@ def advise(
     output: _Format = Output.TABLE,
 ) -> None:
     """Propose a watermark delay from the lateness that was seen, with its price in freshness and state."""
-    from jobs import advise as adviser
+    from jobs.streaming import advise as adviser
 
     settings = Settings.from_env()
     advice = adviser.advise(settings.lake_root, _pipeline(name), settings.trigger_ms, hours=hours, share=share)
@@ -475,8 +475,8 @@ def reset(
 
     `ingest` keeps its rows and only moves forward; what it passes over is booked as lost. Refused while the job runs.
     """
-    from jobs.connectors import kafka
-    from jobs.connectors import reset as tool
+    from jobs.broker import kafka
+    from jobs.streaming import reset as tool
 
     request = tool.Request(
         job=job,
@@ -554,7 +554,7 @@ def rollback(
 
 
 def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
-    from jobs.connectors import plans
+    from jobs.finality import plans
 
     for time_ in (asked["from"], asked["to"]):
         if time_:
@@ -572,7 +572,7 @@ def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
 
 def _dag_run(dag_id: str, conf: dict[str, Any], task_id: str) -> dict[str, Any]:
     """Start a DAG run, follow it, and give what one of its tasks has to say."""
-    from jobs.connectors import dag_runs
+    from jobs.airflow_api import dag_runs
 
     with _airflow() as api, _steps(dag_id) as step:
         if api is None:
@@ -589,8 +589,8 @@ def query(
     rows: Annotated[int | None, typer.Option(min=1, help="How many rows it may have; by default QUERY_ROWS.")] = None,
 ) -> None:
     """Ask the lake: PIPELINE, slices_, ledger_, drift_, balance_PIPELINE, events_, quarantine_SOURCE, incidents."""
-    from jobs import answers
-    from jobs.query import Lake
+    from jobs.lake import answers
+    from jobs.lake.query import Lake
 
     # The lake is only read: there is nothing to tidy up, and no function of a query can hold it up.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -693,7 +693,7 @@ def main() -> None:
         # A job is tried again, and its log has all of it.
         if not root.startswith(("s3://", "s3a://")) or sys.argv[1:2] in _JOBS:
             raise
-        from jobs.bucket import cannot_be_used, reason_of
+        from jobs.storage.bucket import cannot_be_used, reason_of
 
         if (reason := reason_of(error)) is None:
             raise
@@ -706,7 +706,7 @@ def _refuse(sentence: str) -> None:
 
 
 def _say(sentence: str) -> None:
-    from jobs.answers import visible_lines
+    from jobs.lake.answers import visible_lines
 
     # A sentence may quote data or a query.
     errors.print("[red]tideline:[/red]", Text(visible_lines(sentence)), highlight=False, soft_wrap=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from jobs.folders import Folder, folder_at
 from jobs.refusal import Refusal
+from jobs.storage.folders import Folder, folder_at
 
 # What clients of a bucket may be told that creates and commits rest on, and nothing else.
 _SAFE_VALUES = {

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jobs.connectors.airflow_api import AirflowApi
+from jobs.airflow_api.client import AirflowApi
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
 from local.jars import pyspark_folder

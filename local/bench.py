@@ -24,13 +24,14 @@ from deltalake import DeltaTable
 from kafka import KafkaProducer
 
 from jobs import pipelines
-from jobs.connectors import topics, traffic
-from jobs.connectors.kafka import admin, client_options
+from jobs.broker import topics
+from jobs.broker.kafka import admin, client_options
+from jobs.lake.query import Lake
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
 from jobs.pipelines.spec import Topic
-from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
+from jobs.traffic import generator as traffic
 from local import bench_batch, bench_scale, bench_year
 from local.bench_batch import BATCH, Batch, Sizes
 from local.bench_scale import PARTITIONS, WORKERS, WORKLOAD, Scaled

@@ -17,24 +17,23 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
-from jobs import recompute, session
-from jobs.connectors import planning, publishing
-from jobs.connectors.checksums import checksum
-from jobs.connectors.events import Landed
-from jobs.connectors.fenced import files_with_sizes
-from jobs.connectors.final import FinalTable, Publication, columns_of
-from jobs.connectors.final_topic import messages, send
-from jobs.connectors.kafka import admin
-from jobs.connectors.parquet import files_in
-from jobs.connectors.runs import Plan, RunFolder
-from jobs.connectors.states import Request, closes_at
-from jobs.folders import Folder, remove
+from jobs import session
+from jobs.broker.kafka import admin
+from jobs.finality import gate, planning, publishing, recompute
+from jobs.finality.final_topic import messages, send
+from jobs.finality.runs import Plan, RunFolder
+from jobs.lake.checksums import checksum
+from jobs.lake.delta.fenced import files_with_sizes
+from jobs.lake.events import Landed
+from jobs.lake.final import FinalTable, Publication, columns_of
+from jobs.lake.query import Lake
+from jobs.lake.states import Request, closes_at
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.pipelines.spec import HOUR_MS
-from jobs.quality import gate
-from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.storage.folders import Folder, remove
+from jobs.storage.parquet import files_in
 from local.bench_lake import KEYS, PIPELINE, WINDOWS, MadeLake, Stretch, events_schema, stage_windows
 
 RECOMPUTE, HISTORY, PUBLISH, READING = BATCH = ("recompute", "history", "publish", "reading")

@@ -16,20 +16,20 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from jobs.connectors.final import FinalTable, Publication, columns_of, live_schema, schema_of
-from jobs.connectors.kafka import TopicState, admin, require
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.parquet import write
-from jobs.connectors.planning import writing
-from jobs.connectors.states import Boundary, Counted, Entry, Header, State, reconciled
-from jobs.connectors.streams import arrow_schema
-from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
-from jobs.folders import Folder
-from jobs.ingest import landed
+from jobs.broker.kafka import TopicState, admin, require
+from jobs.broker.streams import arrow_schema
+from jobs.finality.planning import writing
+from jobs.lake.final import FinalTable, Publication, columns_of, live_schema, schema_of
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import Boundary, Counted, Entry, Header, State, reconciled
+from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.pipelines.slices import Slice, slice_at, slice_named
 from jobs.pipelines.spec import BATCHES_SLICE
 from jobs.settings import Settings
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import write
+from jobs.streaming.ingest import landed
 
 PIPELINE = PIPELINES["rolling_sum"]
 KEYS = 100

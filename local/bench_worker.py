@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs import ingest, live, session
+from jobs import session
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.settings import PROJECT, Settings
+from jobs.streaming import ingest, live
 from local import bench_plain
 
 

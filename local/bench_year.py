@@ -26,14 +26,14 @@ from typing import Any, Self
 import pyarrow as pa
 
 from jobs import session
-from jobs.connectors.kafka import admin, require
-from jobs.connectors.streams import arrow_schema
-from jobs.ingest import landed
+from jobs.broker.kafka import admin, require
+from jobs.broker.streams import arrow_schema
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.pipelines.spec import HOUR_MS, Pipeline
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.streaming.ingest import landed
 from local.bench_lake import RECORDS
 from local.bench_year_clock import Clock, simulated
 from local.bench_year_files import Files, Follower, Usage, largest_checkpoint, usage

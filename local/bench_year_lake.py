@@ -11,24 +11,24 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from jobs import upkeep
-from jobs.connectors.accounted import accounts_kept_from
-from jobs.connectors.drift import BALANCE_SCHEMA, Accounts, drift_schema
-from jobs.connectors.event_hours import KeptEvents
-from jobs.connectors.events_needed import first_needed_ms, needed_from, say_needed
-from jobs.connectors.final import FinalTable, Publication, columns_of, live_schema, schema_of
-from jobs.connectors.incidents import Incidents
-from jobs.connectors.kafka import TopicState
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.parquet import write
-from jobs.connectors.runs import Plan, RunFolder, Work, discard_old
-from jobs.connectors.states import Boundary, Counted, Entry, Header, State, closes_at, reconciled
-from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter
-from jobs.folders import Folder
+from jobs.broker.kafka import TopicState
+from jobs.control.events_needed import first_needed_ms, needed_from, say_needed
+from jobs.control.incidents import Incidents
+from jobs.finality.accounted import accounts_kept_from
+from jobs.finality.runs import Plan, RunFolder, Work, discard_old
+from jobs.lake.drift import BALANCE_SCHEMA, Accounts, drift_schema
+from jobs.lake.event_hours import KeptEvents
+from jobs.lake.final import FinalTable, Publication, columns_of, live_schema, schema_of
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import Boundary, Counted, Entry, Header, State, closes_at, reconciled
+from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST
 from jobs.pipelines.slices import Slice
 from jobs.pipelines.spec import BATCHES_SLICE, HOUR_MS, Pipeline, Source
 from jobs.settings import KeptDays, Settings
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import write
+from jobs.upkeep import old_files as upkeep
 from local.bench_year_clock import Clock
 
 ACCOUNT_EVERY_MS = 15 * 60_000

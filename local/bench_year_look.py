@@ -12,12 +12,12 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from jobs.connectors import planning
-from jobs.connectors.kafka import admin
+from jobs.broker.kafka import admin
+from jobs.finality import planning
+from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_at
 from jobs.pipelines.spec import Pipeline
-from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import run
 from typing import Self
 
-from jobs.connectors.kafka import admin
+from jobs.broker.kafka import admin
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from local.java import find_java

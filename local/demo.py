@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jobs.answers import as_text
-from jobs.connectors.airflow_api import AirflowApi
+from jobs.airflow_api.client import AirflowApi
+from jobs.lake.answers import as_text
+from jobs.lake.query import Lake
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.pipelines.spec import dag_id_of
-from jobs.query import Lake
 from jobs.refusal import Refusal
 from local.report import addresses
 from local.stack import Report, Stack

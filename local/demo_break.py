@@ -8,11 +8,11 @@ from typing import Any
 from kafka import KafkaProducer
 from rich.console import Console
 
-from jobs.connectors.incidents import Incident, Incidents, blocked
-from jobs.connectors.kafka import client_options
+from jobs.broker.kafka import client_options
+from jobs.control.incidents import Incident, Incidents, blocked
+from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
-from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 from local.demo import FINAL, step

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from jobs.connectors.documents import Documents
-from jobs.folders import Folder
 from jobs.pipelines.spec import control_of
 from jobs.refusal import Refusal
+from jobs.storage.documents import Documents
+from jobs.storage.folders import Folder
 from local import jars
 from local.java import find_java
 from local.ports import holder, is_free
@@ -84,7 +84,7 @@ def _lake(root: Folder) -> str:
         if root.exists():
             Documents.at(root / control_of("_doctor")).require_exclusive_create()
         return str(root)
-    from jobs.bucket import cannot_be_used, reason_of
+    from jobs.storage.bucket import cannot_be_used, reason_of
 
     try:
         Documents.at(root / control_of("_doctor")).require_exclusive_create()

@@ -13,10 +13,10 @@ from local.database import Cleaning
 # here it is done once, and shared.
 WARM = (
     "airflow.sdk.execution_time.task_runner",
-    "jobs.connectors.planning",
-    "jobs.connectors.publishing",
-    "jobs.quality.gate",
-    "jobs.query",
+    "jobs.finality.planning",
+    "jobs.finality.publishing",
+    "jobs.finality.gate",
+    "jobs.lake.query",
     "great_expectations",
     "great_expectations.expectations",
     "great_expectations.render.renderer.page_renderer",

@@ -19,19 +19,19 @@ from statistics import mean, median
 
 import psutil
 
-from jobs.connectors.airflow_api import AirflowApi
-from jobs.connectors.control import Control
-from jobs.connectors.events import Landed
-from jobs.connectors.final import FinalTable
-from jobs.connectors.fleet import Fleet
-from jobs.connectors.incidents import Incidents
-from jobs.connectors.plan_inputs import line_of
-from jobs.folders import Folder
+from jobs.airflow_api.client import AirflowApi
+from jobs.control.folder import Control
+from jobs.control.incidents import Incidents
+from jobs.finality.plan_inputs import line_of
+from jobs.lake.events import Landed
+from jobs.lake.final import FinalTable
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.slices import slice_at
 from jobs.pipelines.spec import Pipeline, dag_id_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.storage.folders import Folder
+from jobs.streaming.fleet import Fleet
 from local import soak_disk
 from local.demo import TOPICS, TRAFFIC, TRAFFIC_CONF
 from local.ports import LOOPBACK, free_ports

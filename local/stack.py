@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from jobs.connectors.airflow_api import AirflowApi
+from jobs.airflow_api.client import AirflowApi
 from jobs.refusal import Refusal
 from local import classes, doctor, jars
 from local.airflow import COMPONENTS, Airflow

@@ -3,15 +3,14 @@
 import time
 from collections.abc import Sequence
 
-from jobs import recompute
-from jobs.connectors import kafka, planning, publishing
-from jobs.connectors.planning import Planned
-from jobs.connectors.publishing import Published
-from jobs.connectors.runs import RunFolder
-from jobs.connectors.states import Request
+from jobs.broker import kafka
+from jobs.finality import gate, planning, publishing, recompute
+from jobs.finality.planning import Planned
+from jobs.finality.publishing import Published
+from jobs.finality.runs import RunFolder
+from jobs.lake.states import Request
 from jobs.pipelines.slices import Slice
 from jobs.pipelines.spec import Pipeline
-from jobs.quality import gate
 from jobs.settings import Settings
 
 # By then every slice of events that happen now is over, for tumbling windows of a minute at most.

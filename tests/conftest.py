@@ -10,11 +10,11 @@ import pytest
 from kafka import KafkaProducer
 
 from jobs import pipelines
-from jobs.connectors import kafka, topics
+from jobs.broker import kafka, topics
 from jobs.settings import KafkaSettings, Settings
 from local.broker import Broker
 from tests import processes
-from tests.oracle import Record
+from tests.judges.oracle import Record
 
 os.environ["SPARK_DRIVER_MEMORY"] = "1g"
 # It says so when a connection is closed, also after the run has ended and its log with it.

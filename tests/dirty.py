@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 
-from tests.oracle import Record
+from tests.judges.oracle import Record
 
 Make = Callable[[int, int, random.Random], bytes | None]
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from greenlet import getcurrent, greenlet
 
-from jobs.connectors import control, planning
-from jobs.connectors.control import Control, Lease
-from jobs.connectors.epochs import DEAD_SECONDS, Owner, Receipt
+from jobs.control import folder as control
+from jobs.control.epochs import DEAD_SECONDS, Owner, Receipt
+from jobs.control.folder import Control, Lease
+from jobs.finality import planning
 
 _ELSEWHERE = Owner(host="elsewhere", pid=1, started_seconds=0.0)
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import Health
+from jobs.control.epochs import Health
+from jobs.control.folder import Control
 from jobs.settings import Settings
 
 DEADLINE_SECONDS = 120.0

@@ -11,9 +11,9 @@ import typer
 from deltalake import DeltaTable
 
 from jobs.cli import app
+from jobs.lake.query import Lake, incidents_table
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.spec import dag_id_of
-from jobs.query import Lake, incidents_table
 from jobs.settings import PROJECT
 
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -93,9 +93,9 @@ def test_queries_are_answered(spark, tmp_path: Path):
 
 def _make_empty_lake(spark, root: Path) -> None:
     """Every table as its job makes it, without rows."""
-    from jobs.connectors.streams import arrow_schema
-    from jobs.ingest import landed
-    from jobs.live import _table_schema, counted
+    from jobs.broker.streams import arrow_schema
+    from jobs.streaming.ingest import landed
+    from jobs.streaming.live import _table_schema, counted
     from jobs.transforms.aggregate import aggregate
 
     columns = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"

@@ -12,14 +12,14 @@ import pytest
 from jobs.settings import PROJECT
 
 PLANTED = {
-    "definitions use the standard library only": ("jobs/pipelines/sources.py", "import jobs.settings"),
-    "transforms are DataFrame to DataFrame": ("jobs/transforms/parse.py", "import jobs.connectors.control"),
-    "jobs know nothing of Airflow": ("jobs/driver.py", "import airflow"),
-    "jobs know nothing of the embedded stack": ("jobs/driver.py", "import local.ports"),
+    "rooms use the rooms below them": ("jobs/lake/ledger.py", "import jobs.finality.late"),
+    "definitions use the standard library only": ("jobs/pipelines/shipped/sources.py", "import jobs.settings"),
+    "transforms are DataFrame to DataFrame": ("jobs/transforms/parse.py", "import jobs.control.folder"),
+    "jobs know nothing of Airflow": ("jobs/streaming/driver.py", "import airflow"),
+    "jobs know nothing of the embedded stack": ("jobs/streaming/driver.py", "import local.ports"),
     "the embedded stack uses jobs, and nothing above them": ("local/ports.py", "import jobs.cli"),
     "the plugin is free of Spark": ("plugins/tideline_airflow/defaults.py", "import pyspark"),
-    "connectors do not call their callers": ("jobs/connectors/kafka.py", "import jobs.ingest"),
-    "only the audit knows Great Expectations": ("jobs/recompute.py", "import great_expectations"),
+    "only the audit knows Great Expectations": ("jobs/finality/recompute.py", "import great_expectations"),
     "the audit judges what it is given": ("jobs/quality/verdict.py", "import jobs.settings"),
 }
 

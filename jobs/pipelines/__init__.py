@@ -2,10 +2,10 @@
 
 from typing import TypeVar
 
-from jobs.pipelines.rolling_sum import ROLLING_SUM, ROLLING_SUM_SLIDING
-from jobs.pipelines.sources import CLICKS, LINES, NUMBERS, ORDERS, PAYMENTS, RAW_DATA
+from jobs.pipelines.shipped.rolling_sum import ROLLING_SUM, ROLLING_SUM_SLIDING
+from jobs.pipelines.shipped.sources import CLICKS, LINES, NUMBERS, ORDERS, PAYMENTS, RAW_DATA
+from jobs.pipelines.shipped.word_count import WORD_COUNT
 from jobs.pipelines.spec import CLOCK, Pipeline, RefusedDefinitionError, Source, Topic, WindowKind
-from jobs.pipelines.word_count import WORD_COUNT
 
 INGEST = "ingest"
 

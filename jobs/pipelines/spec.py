@@ -157,6 +157,8 @@ CLOCK = Topic(
     ),
     moves_keys=False,
 )
+# A machine whose clock differs from the broker's by more plans, publishes and streams nothing.
+CLOCK_TOLERANCE_MS = 30_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from jobs.folders import Folder
 from jobs.pipelines.spec import Pipeline
 from jobs.quality import page, suite
 from jobs.quality.frames import NO_SLICE, Broken, Rows, rows_of
 from jobs.quality.suite import Rule
 from jobs.quality.validation import CouldNotCheckError, Validation, validate
 from jobs.quality.verdict import Failure, Verdict
+from jobs.storage.folders import Folder
 
 __all__ = ["SMALL_ROWS", "CouldNotCheckError", "Failure", "Verdict", "audit", "check_served"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from jobs.folders import Folder, write_whole, written
 from jobs.pipelines.spec import Severity
 from jobs.quality.validation import render
 from jobs.quality.verdict import Failure
+from jobs.storage.folders import Folder, write_whole, written
 
 # A page is for reading: of more slices than this, the first.
 _SLICES_SHOWN = 200

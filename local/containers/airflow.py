@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import psutil
 
-from jobs.connectors.airflow_api import AirflowApi
+from jobs.airflow_api.client import AirflowApi
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from local.airflow import airflow_command, preparations, write_private
@@ -80,7 +80,7 @@ def _demo(env: Mapping[str, str]) -> int:
     """Started by `make compose-demo`, beside a platform that runs."""
     from rich.console import Console
 
-    from jobs.query import Lake
+    from jobs.lake.query import Lake
     from local import demo
 
     try:

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 from airflow.sdk import Asset, CronPartitionTimetable
 
-from jobs.connectors.states import CLOCK_SKEW_MS, CLOCK_TOLERANCE_MS, closes_at
+from jobs.lake.states import CLOCK_SKEW_MS, closes_at
 from jobs.pipelines.slices import Slice, slice_at
-from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
+from jobs.pipelines.spec import CLOCK_TOLERANCE_MS, Pipeline, RefusedDefinitionError
 
 # What Airflow's own partition mappers read where nothing else is said.
 KEY_FORMAT = "%Y-%m-%dT%H:%M:%S"

@@ -22,14 +22,15 @@ import httpx
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
-from jobs.connectors.airflow_api import AirflowApi
-from jobs.connectors.kafka import admin, client_options
+from jobs.airflow_api.client import AirflowApi
+from jobs.broker.kafka import admin, client_options
 from jobs.pipelines import INGEST, PIPELINES, topics
 from jobs.pipelines.slices import slice_at
 from jobs.pipelines.spec import dag_id_of
 from jobs.settings import PROJECT, KafkaSettings
 from local.ports import free_ports
-from tests import oracle, processes
+from tests import processes
+from tests.judges import oracle
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 

@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs import account, ingest, live, session
-from jobs.connectors import kafka, publishing, reset, traffic
-from jobs.connectors.final import FinalTable
-from jobs.connectors.reset import Request, To
+from jobs import session
+from jobs.broker import kafka
+from jobs.finality import account, publishing, served
+from jobs.lake.final import FinalTable
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
-from jobs.quality import served
 from jobs.settings import Settings
+from jobs.streaming import ingest, live, reset
+from jobs.streaming.reset import Request, To
+from jobs.traffic import generator as traffic
 from tests import batch
 
 SUM = PIPELINES["rolling_sum"]

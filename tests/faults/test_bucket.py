@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bucket import Bucket
-from jobs.connectors.runs import RunFolder
-from jobs.folders import folder_at
+from jobs.finality.runs import RunFolder
+from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
-from jobs.query import Lake
 from jobs.settings import PROJECT, Settings
-from tests import checker, object_store, oracle, processes
+from jobs.storage.bucket import Bucket
+from jobs.storage.folders import folder_at
+from tests import processes
+from tests.judges import checker, oracle
+from tests.storage import object_store
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

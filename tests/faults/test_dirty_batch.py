@@ -6,11 +6,12 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import ingest, live
 from jobs.pipelines import PIPELINES
 from jobs.settings import Settings
-from tests import checker, dirty, oracle
-from tests.oracle import Record
+from jobs.streaming import ingest, live
+from tests import dirty
+from tests.judges import checker, oracle
+from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -13,15 +13,16 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
-from jobs.connectors import kafka
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import Health
-from jobs.connectors.incidents import Incidents, full_disk
-from jobs.connectors.states import CLOCK_SKEW_MS
+from jobs.broker import kafka
+from jobs.control.epochs import Health
+from jobs.control.folder import Control
+from jobs.control.incidents import Incidents, full_disk
+from jobs.lake.states import CLOCK_SKEW_MS
 from jobs.pipelines import PIPELINES
 from jobs.settings import Settings
-from tests import batch, checker, oracle, processes
+from tests import batch, processes
 from tests.faults.test_streams_crash import landed, numbers
+from tests.judges import checker, oracle
 from tests.small_disk import can_mount, fill, small_disk
 
 pytestmark = [

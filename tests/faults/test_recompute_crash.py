@@ -16,16 +16,17 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
-from jobs.connectors import kafka
-from jobs.connectors.drift import Live, ask_to_prune
-from jobs.connectors.final import FinalTable
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.states import CLOCK_SKEW_MS, State
+from jobs.broker import kafka
+from jobs.lake.drift import Live, ask_to_prune
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.query import Lake
+from jobs.lake.states import CLOCK_SKEW_MS, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at, slice_named
-from jobs.query import Lake
 from jobs.settings import Settings
-from tests import batch, checker, oracle, processes
+from tests import batch, processes
+from tests.judges import checker, oracle
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(1800)]
 

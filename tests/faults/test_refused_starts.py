@@ -13,14 +13,14 @@ import pytest
 from kafka import TopicPartition
 from pyspark.sql import SparkSession
 
-from jobs import ingest, live
-from jobs.connectors import kafka
+from jobs.broker import kafka
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import Settings
-from tests import checker, oracle
+from jobs.streaming import ingest, live
 from tests.conftest import renew_topics
-from tests.oracle import Record
+from tests.judges import checker, oracle
+from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

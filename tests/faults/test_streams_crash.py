@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
-from jobs.connectors import kafka
-from jobs.connectors.control import Control
-from jobs.connectors.traffic import records as traffic
+from jobs.broker import kafka
+from jobs.control.folder import Control
 from jobs.settings import Settings
+from jobs.traffic.generator import records as traffic
 from local.broker import Broker
-from tests import checker, oracle, processes
-from tests.oracle import Record
+from tests import processes
+from tests.judges import checker, oracle
+from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -19,20 +19,20 @@ from typing import Any
 import psutil
 import pytest
 
-from jobs.connectors import traffic
-from jobs.connectors.airflow_api import AirflowApi
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import LOOP_FAILURES, Epoch, Health
-from jobs.connectors.fleet import Fleet
-from jobs.connectors.incidents import Incident, Incidents, full_disk
+from jobs.airflow_api.client import AirflowApi
+from jobs.control.epochs import LOOP_FAILURES, Epoch, Health
+from jobs.control.folder import Control
+from jobs.control.incidents import Incident, Incidents, full_disk
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import checkpoint_of, dag_id_of
+from jobs.streaming.fleet import Fleet
+from jobs.traffic import generator as traffic
 from local.drivers import is_driver
 from local.ports import free_ports
 from local.process import kill, marked, session_of
 from local.settings import StackSettings
 from local.stack import Stack
-from tests import checker, oracle
+from tests.judges import checker, oracle
 from tests.small_disk import can_mount, fill, small_disk
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]

@@ -11,21 +11,23 @@ from kafka import KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource
 from pyspark.sql import SparkSession
 
-from jobs import ingest, live
-from jobs.connectors import kafka, planning, publishing
-from jobs.connectors.clock import broker_clock, broker_now_ms
-from jobs.connectors.final import FinalTable
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.planning import Planned
-from jobs.connectors.states import CLOCK_TOLERANCE_MS, Boundary, Header, closes_at
+from jobs.broker import kafka
+from jobs.broker.clock import broker_clock, broker_now_ms
+from jobs.finality import planning, publishing
+from jobs.finality.planning import Planned
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import Boundary, Header, closes_at
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at, slice_named
-from jobs.pipelines.spec import CLOCK
+from jobs.pipelines.spec import CLOCK, CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from jobs.settings import Settings
-from tests import batch, checker, oracle, processes
+from jobs.streaming import ingest, live
+from tests import batch, processes
 from tests.integration.test_recompute_broker import numbers
-from tests.oracle import Record
+from tests.judges import checker, oracle
+from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 

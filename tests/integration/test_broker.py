@@ -5,13 +5,13 @@ import psutil
 import pytest
 from kafka import KafkaProducer
 
-from jobs.connectors.kafka import admin
+from jobs.broker.kafka import admin
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 from local.broker import Broker
 from local.ports import is_free
 from local.process import marked
-from tests import oracle
+from tests.judges import oracle
 
 pytestmark = pytest.mark.integration
 

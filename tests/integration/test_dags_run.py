@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from jobs import pipelines
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import LOOP_FAILURES, Owner, Receipt
-from jobs.connectors.incidents import Incidents
-from jobs.connectors.kafka import admin, describe
+from jobs.broker.kafka import admin, describe
+from jobs.control.epochs import LOOP_FAILURES, Owner, Receipt
+from jobs.control.folder import Control
+from jobs.control.incidents import Incidents
 from jobs.settings import PROJECT, KafkaSettings
 
 pytestmark = pytest.mark.integration
@@ -134,8 +134,8 @@ def test_a_crash_loop_fails_at_once_and_opens_one_incident(run: Run, tmp_path: P
 _PROBE = f"""
 import json, os, pathlib, sys, time
 sys.path.insert(0, {str(PROJECT)!r})
-from jobs.connectors.control import Control, Lease
-from jobs.connectors.epochs import Receipt
+from jobs.control.folder import Control, Lease
+from jobs.control.epochs import Receipt
 from jobs.settings import Settings
 lease = Lease.acquire(Control.of(Settings.from_env().lake_root, "word_count"))
 launcher = pathlib.Path(f"/proc/{{os.getppid()}}/cmdline").read_bytes().decode().split(chr(0))

@@ -16,13 +16,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from jobs import account, ingest, live
+from jobs.finality import account
+from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
-from jobs.query import Lake
 from jobs.settings import Settings
-from tests import batch, checker, oracle
+from jobs.streaming import ingest, live
+from tests import batch
 from tests.conftest import renew_topics
-from tests.oracle import Record
+from tests.judges import checker, oracle
+from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -14,13 +14,13 @@ import psutil
 import pytest
 from kafka import KafkaProducer
 
-from jobs import ingest
-from jobs.connectors import dag_runs
-from jobs.connectors.final import FinalTable
-from jobs.connectors.ledger import Ledger
+from jobs.airflow_api import dag_runs
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
 from jobs.pipelines import PIPELINES, STREAMS
 from jobs.pipelines.slices import slice_at
 from jobs.refusal import Refusal
+from jobs.streaming import ingest
 from local.ports import free_ports, is_free
 from local.process import kill, marked, session_of
 from local.settings import StackSettings

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import ingest, live
-from jobs.connectors.final import FinalTable
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.states import State
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.query import Lake
+from jobs.lake.states import State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
-from jobs.query import Lake
 from jobs.settings import Settings
-from tests import batch, checker, oracle
-from tests.oracle import Record
+from jobs.streaming import ingest, live
+from tests import batch
+from tests.judges import checker, oracle
+from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 

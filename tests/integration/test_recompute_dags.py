@@ -10,17 +10,17 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
-from jobs import ingest
-from jobs.connectors.final import FinalTable
-from jobs.connectors.incidents import Incidents, blocked
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.states import Header
+from jobs.control.incidents import Incidents, blocked
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.query import Lake
+from jobs.lake.states import Header
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
-from jobs.query import Lake
 from jobs.settings import KafkaSettings, Settings
-from tests import checker, oracle
+from jobs.streaming import ingest
 from tests.conftest import renew_topics
+from tests.judges import checker, oracle
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 

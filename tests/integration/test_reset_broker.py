@@ -13,23 +13,24 @@ from deltalake import DeltaTable
 from kafka import KafkaProducer, TopicPartition
 from pyspark.sql import SparkSession
 
-from jobs import ingest, live
-from jobs.connectors import kafka, reset
-from jobs.connectors.control import Control, Lease, LeaseLostError
-from jobs.connectors.epochs import Receipt
-from jobs.connectors.fenced import OvertakenError
-from jobs.connectors.incidents import Incidents
-from jobs.connectors.reset import Request, ResetPlan, To
-from jobs.connectors.tables import Manifest, Note, Ranges, TableWriter, last_note
+from jobs.broker import kafka
+from jobs.control.epochs import Receipt
+from jobs.control.folder import Control, Lease, LeaseLostError
+from jobs.control.incidents import Incidents
 from jobs.failpoints import FailPoint
+from jobs.lake.delta.fenced import OvertakenError
+from jobs.lake.query import Lake
+from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES, SOURCES
 from jobs.pipelines.spec import Measure, Pipeline
-from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
-from tests import checker, oracle, processes
+from jobs.streaming import ingest, live, reset
+from jobs.streaming.reset import Request, ResetPlan, To
+from tests import processes
 from tests.conftest import renew_topics
-from tests.oracle import Record
+from tests.judges import checker, oracle
+from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -13,19 +13,20 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
-from jobs import ingest, live
-from jobs.answers import write_json
-from jobs.connectors import kafka
-from jobs.connectors.control import Control, Lease
-from jobs.connectors.epochs import Attach, Launch, Receipt, Stop
-from jobs.connectors.traffic import records as traffic
+from jobs.broker import kafka
+from jobs.control.epochs import Attach, Launch, Receipt, Stop
+from jobs.control.folder import Control, Lease
+from jobs.lake.answers import write_json
+from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES, SOURCES
-from jobs.query import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.streaming import ingest, live
+from jobs.traffic.generator import records as traffic
 from jobs.transforms.aggregate import aggregate
-from tests import checker, dirty, oracle, processes
-from tests.oracle import Record
+from tests import dirty, processes
+from tests.judges import checker, oracle
+from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

@@ -33,14 +33,17 @@ from kafka.admin import (
 from kafka.errors import KafkaError
 
 from jobs import pipelines
-from jobs.connectors import final_topic, planning, reset, topics, traffic
-from jobs.connectors.clock import broker_clock
-from jobs.connectors.kafka import admin, client_options, describe, states, topic_ids
-from jobs.connectors.topics import Action
+from jobs.broker import topics
+from jobs.broker.clock import broker_clock
+from jobs.broker.kafka import admin, client_options, describe, states, topic_ids
+from jobs.broker.topics import Action
+from jobs.finality import final_topic, planning
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import Topic
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
+from jobs.streaming import reset
+from jobs.traffic import generator as traffic
 from local.broker import Broker
 from local.kafka_rights import Right, rights
 from local.ports import LOOPBACK, free_port
@@ -288,7 +291,7 @@ def test_kafka_python_logs_in(broker: SecuredBroker, kafka: KafkaSettings, mecha
 
 
 def test_a_wrong_password_is_suspected_and_never_shown(broker: SecuredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.connectors.kafka.ADMIN_TIMEOUT_MS", 2000)
+    monkeypatch.setattr("jobs.broker.kafka.ADMIN_TIMEOUT_MS", 2000)
     wrong = dataclasses.replace(secured(broker), password="not-the-password")
     with pytest.raises(Refusal, match="wrong login") as refused:
         describe(wrong, ["any"])
@@ -431,7 +434,7 @@ def test_spark_logs_in(broker: SecuredBroker, kafka: KafkaSettings) -> None:
 
 
 _READ = """
-from jobs.connectors.kafka import spark_options
+from jobs.broker.kafka import spark_options
 from jobs.session import build
 from jobs.settings import Settings
 settings = Settings.from_env()

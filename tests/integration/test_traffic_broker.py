@@ -14,12 +14,12 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.partitioner import murmur2
 
-from jobs.connectors import traffic
-from jobs.connectors.kafka import client_options, describe
-from jobs.connectors.traffic_wire import Record
+from jobs.broker.kafka import client_options, describe
 from jobs.pipelines import SOURCES
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
+from jobs.traffic import generator as traffic
+from jobs.traffic.wire import Record
 from local.broker import Broker
 from tests.processes import wait_until
 

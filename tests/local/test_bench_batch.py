@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
-from jobs.connectors.events import Landed
-from jobs.connectors.final import FinalTable
+from jobs.lake.events import Landed
+from jobs.lake.final import FinalTable
+from jobs.lake.query import Lake
 from jobs.pipelines.slices import slices_between
-from jobs.query import Lake
 from jobs.refusal import Refusal
 from local import bench_batch, bench_batch_report
 from local.bench_batch import (

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from jobs.connectors import tables
-from jobs.connectors.final import FinalTable
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.states import State
-from jobs.folders import write_whole
+from jobs.lake import tables
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import State
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.storage.folders import write_whole
 from local import bench, bench_report, bench_year, bench_year_report
 from local.bench import Results
 from local.bench_year import MINUTE_MS, Cadence, Looked, Point, Year

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from jobs.connectors import incidents
+from jobs.control import incidents
 from jobs.pipelines import PIPELINES, SOURCES
 from jobs.pipelines.spec import Source
 from jobs.settings import PROJECT, KeptDays

@@ -10,7 +10,7 @@ from local.airflow import Airflow
 from local.ports import free_port, is_free
 from local.settings import StackSettings
 
-READERS = ("jobs/settings.py", "local/settings.py", "jobs/connectors/airflow_api.py")
+READERS = ("jobs/settings.py", "local/settings.py", "jobs/airflow_api/client.py")
 
 
 def test_the_broker_listens_where_jobs_connect():

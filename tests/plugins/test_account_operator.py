@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.states import Entry, State
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import Entry, State
 from jobs.pipelines.spec import Window
 from jobs.settings import Settings
-from tests.test_account import PIPELINE, Made
-from tests.test_account_kept import done, name
+from tests.finality.test_account import PIPELINE, Made
+from tests.finality.test_account_kept import done, name
 from tideline_airflow.operators import batch
 from tideline_airflow.operators.batch import AccountOperator
 
@@ -95,5 +95,5 @@ def test_what_the_job_refuses_is_told_by_the_job(made: Made, monkeypatch: pytest
 
 
 def test_a_worker_counts_without_spark() -> None:
-    code = "import sys, jobs.connectors.accounted; sys.exit('pyspark' in sys.modules)"
+    code = "import sys, jobs.finality.accounted; sys.exit('pyspark' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

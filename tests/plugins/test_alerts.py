@@ -27,10 +27,10 @@ from aiosmtpd.smtp import AuthResult, Envelope, LoginPassword, Session
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
-from jobs.connectors import incidents as incidents_module
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import Beat, Owner, Phase, QueryProgress, Receipt
-from jobs.connectors.incidents import Incidents, blocked, crash_loop, failed_run, missed_deadline, stalled
+from jobs.control import incidents as incidents_module
+from jobs.control.epochs import Beat, Owner, Phase, QueryProgress, Receipt
+from jobs.control.folder import Control
+from jobs.control.incidents import Incidents, blocked, crash_loop, failed_run, missed_deadline, stalled
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
 from local.ports import free_port
@@ -509,7 +509,7 @@ _TRIAL = f"""
 from pathlib import Path
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
-from jobs.connectors.incidents import Incidents
+from jobs.control.incidents import Incidents
 from jobs.settings import Settings
 from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS
 from tideline_airflow.notifiers.incident import AlreadyTold

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from jobs.connectors import clock, publishing
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.runs import RunFolder
-from jobs.connectors.states import State
+from jobs.broker import clock
+from jobs.finality import publishing
+from jobs.finality.runs import RunFolder
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import State
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
-from tests.connectors.test_final import plan_of, work_of
+from tests.lake.test_final import plan_of, work_of
 from tideline_airflow.operators.slices import PublishBlockedOperator, ShowBlockedOperator
 
 SUM = PIPELINES["rolling_sum"]

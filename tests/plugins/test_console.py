@@ -12,9 +12,9 @@ import httpx
 import pytest
 from fastapi.params import Depends
 
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import STALE_SECONDS, Beat, Owner, Phase, QueryProgress, Receipt, Stop
-from jobs.connectors.incidents import Incidents
+from jobs.control.epochs import STALE_SECONDS, Beat, Owner, Phase, QueryProgress, Receipt, Stop
+from jobs.control.folder import Control
+from jobs.control.incidents import Incidents
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
 from tideline_airflow.console import streams

@@ -16,15 +16,15 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.triggers.base import BaseTrigger
 from deltalake import DeltaTable
 
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import Owner
-from jobs.connectors.fenced import files_with_sizes
-from jobs.connectors.incidents import Incidents, full_disk
-from jobs.connectors.isolation import ComputeError
-from jobs.connectors.room import Room
-from tests.connectors.test_final import plan_of, work_of
-from tests.connectors.test_freeing import with_replaced_files
-from tests.connectors.test_tables import files_on_disk, rows
+from jobs.control.epochs import Owner
+from jobs.control.folder import Control
+from jobs.control.incidents import Incidents, full_disk
+from jobs.control.room import Room
+from jobs.finality.isolation import ComputeError
+from jobs.lake.delta.fenced import files_with_sizes
+from tests.lake.delta.test_freeing import with_replaced_files
+from tests.lake.test_final import plan_of, work_of
+from tests.lake.test_tables import files_on_disk, rows
 from tests.small_disk import can_mount, fill, small_disk
 from tideline_airflow.notifiers.incident import Event, IncidentNotifier
 from tideline_airflow.operators.batch import AccountOperator, DriverError, PipelineOperator

@@ -106,7 +106,7 @@ def test_no_secret_in_a_repr(monkeypatch: pytest.MonkeyPatch) -> None:
 # kafka-python leaves a refused socket to the garbage collector, which may come in another test.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 def test_the_test_button_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.connectors.kafka.ADMIN_TIMEOUT_MS", 300)
+    monkeypatch.setattr("jobs.broker.kafka.ADMIN_TIMEOUT_MS", 300)
     bootstrap = f"127.0.0.1:{free_port()}"
     worked, message = use(monkeypatch, host=bootstrap).test_connection()
     assert not worked

@@ -14,13 +14,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from jobs import recompute
-from jobs.connectors.runs import RunFolder
-from jobs.connectors.tries import StagedSlice
+from jobs.finality import recompute
+from jobs.finality.runs import RunFolder
+from jobs.finality.tries import StagedSlice
 from jobs.pipelines import PIPELINES
 from jobs.settings import Settings
-from tests.connectors.test_events import event, land
-from tests.connectors.test_final import plan_of, work_of
+from tests.lake.test_events import event, land
+from tests.lake.test_final import plan_of, work_of
 from tideline_airflow.operators import batch
 from tideline_airflow.operators.batch import DriverError
 from tideline_airflow.operators.recompute import RecomputeOperator

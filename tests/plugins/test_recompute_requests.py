@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from croniter import croniter
 
-from jobs.connectors.states import CLOCK_SKEW_MS, closes_at
+from jobs.lake.states import CLOCK_SKEW_MS, closes_at
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.spec import RefusedDefinitionError

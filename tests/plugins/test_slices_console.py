@@ -9,10 +9,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.states import Entry, State
+from jobs.finality.gate import page_of
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import Entry, State
 from jobs.pipelines import PIPELINES
-from jobs.quality.gate import page_of
 from tideline_airflow.console import slices
 from tideline_airflow.console.app import app
 

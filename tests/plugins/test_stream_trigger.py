@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from jobs.connectors import control as control_module
-from jobs.connectors import epochs
-from jobs.connectors.control import Control, Lease
-from jobs.connectors.documents import Documents
-from jobs.connectors.epochs import (
+from jobs.control import epochs
+from jobs.control import folder as control_module
+from jobs.control.epochs import (
     STALE_SECONDS,
     WELL_SECONDS,
     Beat,
@@ -29,9 +27,11 @@ from jobs.connectors.epochs import (
     Stop,
     Wait,
 )
-from jobs.connectors.incidents import Incidents, crash_loop, full_disk, stalled
-from jobs.connectors.room import Room
+from jobs.control.folder import Control, Lease
+from jobs.control.incidents import Incidents, crash_loop, full_disk, stalled
+from jobs.control.room import Room
 from jobs.pipelines.spec import INCIDENTS, control_of
+from jobs.storage.documents import Documents
 from tests.processes import wait_until
 from tideline_airflow.triggers import streaming as module
 from tideline_airflow.triggers.streaming import StreamTrigger, progress_of, stall_of

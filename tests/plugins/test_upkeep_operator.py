@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs import logs
+from jobs.upkeep import logs
 from tideline_airflow.listeners import RUN_NOTE
 from tideline_airflow.operators import streaming
 from tideline_airflow.operators.upkeep import UpkeepOperator

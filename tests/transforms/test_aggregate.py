@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import Measure, RefusedDefinitionError
 from jobs.transforms.aggregate import aggregate, inputs_of_windows
-from tests import oracle
-from tests.oracle import Event, Record
+from tests.judges import oracle
+from tests.judges.oracle import Event, Record
 
 pytestmark = pytest.mark.spark
 

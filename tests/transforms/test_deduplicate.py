@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from jobs.pipelines.sources import NUMBERS
+from jobs.pipelines.shipped.sources import NUMBERS
 from jobs.transforms.deduplicate import first_arrivals
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,20 @@ from pyspark.sql import SparkSession
 from jobs.pipelines.slices import slice_at, slice_named
 from jobs.pipelines.spec import Measure, Pipeline
 from jobs.transforms import drift
-from tests.naive_stream import BY_CUSTOMER, SLIDING, T0, TUMBLING, WORDS, Batch, Event, Scene, at, ms, place, scene
+from tests.judges.naive_stream import (
+    BY_CUSTOMER,
+    SLIDING,
+    T0,
+    TUMBLING,
+    WORDS,
+    Batch,
+    Event,
+    Scene,
+    at,
+    ms,
+    place,
+    scene,
+)
 
 pytestmark = pytest.mark.spark
 

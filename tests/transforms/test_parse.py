@@ -12,8 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from jobs.pipelines import SOURCES
 from jobs.transforms.parse import accepted, parse
-from tests import dirty, oracle
-from tests.oracle import Record
+from tests import dirty
+from tests.judges import oracle
+from tests.judges.oracle import Record
 
 pytestmark = pytest.mark.spark
 

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.live import counted
 from jobs.pipelines import PIPELINES
+from jobs.streaming.live import counted
 from jobs.transforms.aggregate import aggregate
-from tests import oracle
-from tests.oracle import Record
+from tests.judges import oracle
+from tests.judges.oracle import Record
 
 pytestmark = pytest.mark.spark
 

@@ -8,20 +8,20 @@ from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import HTMLResponse
 
-from jobs.connectors.days import tide_line
-from jobs.connectors.final import FinalTable
-from jobs.connectors.incidents import Incidents
-from jobs.connectors.incidents import blocked as blocked_incident
-from jobs.connectors.ledger import Ledger
-from jobs.connectors.runs import RunFolder
-from jobs.connectors.states import Entry, State
-from jobs.folders import Folder
+from jobs.control.incidents import Incidents
+from jobs.control.incidents import blocked as blocked_incident
+from jobs.finality.gate import page_of
+from jobs.finality.runs import RunFolder
+from jobs.finality.served import page_of as page_of_check
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import Entry, State
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.days import tide_line
 from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
-from jobs.quality.gate import page_of
-from jobs.quality.served import page_of as page_of_check
 from jobs.settings import Settings
+from jobs.storage.folders import Folder
 from jobs.times import iso
 from tideline_airflow.console.streams import STYLE
 from tideline_airflow.links import DataDocsLink, address

@@ -10,9 +10,9 @@ from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
-from jobs.connectors.control import Control, death_of, tail
-from jobs.connectors.epochs import Epoch, Health, failures
-from jobs.connectors.incidents import Incidents
+from jobs.control.epochs import Epoch, Health, failures
+from jobs.control.folder import Control, death_of, tail
+from jobs.control.incidents import Incidents
 from jobs.pipelines import STREAMS
 from jobs.pipelines.spec import dag_id_of
 from jobs.settings import Settings

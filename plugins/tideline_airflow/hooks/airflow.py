@@ -2,7 +2,7 @@
 
 from airflow.sdk import BaseHook
 
-from jobs.connectors.airflow_api import AirflowApi
+from jobs.airflow_api.client import AirflowApi
 from jobs.refusal import Refusal
 
 

@@ -45,7 +45,7 @@ class KafkaHook(BaseHook):
 
     def get_conn(self) -> "KafkaAdminClient":
         """An admin client; close it."""
-        from jobs.connectors import kafka
+        from jobs.broker import kafka
 
         return kafka.connect(self.settings())
 
@@ -56,7 +56,7 @@ class KafkaHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """Ask the cluster who it is."""
-        from jobs.connectors import kafka
+        from jobs.broker import kafka
 
         try:
             with kafka.admin(self.settings()) as client:

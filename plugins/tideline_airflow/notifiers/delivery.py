@@ -11,8 +11,8 @@ from datetime import timedelta
 
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
-from jobs.connectors.incidents import Incident, Incidents, Untold
-from jobs.folders import Folder
+from jobs.control.incidents import Incident, Incidents, Untold
+from jobs.storage.folders import Folder
 from jobs.times import utc
 from tideline_airflow.notifiers.channels import Message, Send, channels
 

@@ -13,8 +13,8 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from jobs.connectors.room import Room
-from jobs.connectors.tries import TASK_VARIABLE, process_words
+from jobs.control.room import Room
+from jobs.finality.tries import TASK_VARIABLE, process_words
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
@@ -160,7 +160,7 @@ class AccountOperator(BatchJobOperator):
 
     def _events(self) -> int | None:
         """How many events fall into windows of the slices that have no account yet; none if the job will refuse."""
-        from jobs.connectors.accounted import events_due
+        from jobs.finality.accounted import events_due
 
         window = self.definition.window
         try:

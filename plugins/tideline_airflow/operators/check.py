@@ -20,7 +20,7 @@ class CheckOperator(PipelineOperator):
 
     def execute(self, context: Context) -> None:
         """Fail with what is wrong."""
-        from jobs.quality import served
+        from jobs.finality import served
 
         run_id = context["dag_run"].run_id
         link = DataDocsLink.address(context["dag"].dag_id, run_id)

@@ -17,7 +17,7 @@ from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.tables import as_text
 
 if TYPE_CHECKING:
-    from jobs.connectors.fleet import Fleet, StreamState
+    from jobs.streaming.fleet import Fleet, StreamState
 
 _LOG_WIDTH = 160
 
@@ -57,7 +57,7 @@ class ControlStreamsOperator(BaseOperator):
 
     def execute(self, context: Context) -> "list[dict[str, Any]]":
         """The state of the streams afterwards, as rows."""
-        from jobs.connectors import fleet
+        from jobs.streaming import fleet
 
         jobs = fleet.known_jobs(self.jobs)
         with AirflowHook(self.airflow_conn_id).get_conn() as api:
@@ -83,7 +83,7 @@ class ControlStreamsOperator(BaseOperator):
                 pass
 
     def _show(self, states: "list[StreamState]") -> None:
-        from jobs.connectors import fleet
+        from jobs.streaming import fleet
 
         self.log.info("Streams:\n%s", as_text(fleet.table(states), _LOG_WIDTH))
 
@@ -115,7 +115,8 @@ class ResetStreamOperator(BaseOperator):
 
     def execute(self, context: Context) -> "list[dict[str, Any]]":
         """The plan as a table in the log and on the run, and as rows."""
-        from jobs.connectors import kafka, reset
+        from jobs.broker import kafka
+        from jobs.streaming import reset
 
         settings = replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
         try:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from jobs.connectors.isolation import ComputeError, isolate
-from jobs.connectors.room import Room
-from jobs.connectors.runs import Plan, RunFolder
-from jobs.connectors.states import Request
-from jobs.connectors.tries import StagedSlice, Try
+from jobs.control.room import Room
+from jobs.finality.isolation import ComputeError, isolate
+from jobs.finality.runs import Plan, RunFolder
+from jobs.finality.tries import StagedSlice, Try
+from jobs.lake.states import Request
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.refusal import Refusal
 from tideline_airflow.links import DataDocsLink, SlicesLink
@@ -22,8 +22,8 @@ from tideline_airflow.requests import Asked, asked
 from tideline_airflow.tables import as_text
 
 if TYPE_CHECKING:
-    from jobs.connectors.planning import Planned
-    from jobs.connectors.publishing import Published
+    from jobs.finality.planning import Planned
+    from jobs.finality.publishing import Published
 
 PLAN = "plan"
 _LOG_WIDTH = 160
@@ -41,7 +41,7 @@ class PlanOperator(PipelineOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The plan: in the log, on the run, and as JSON."""
-        from jobs.connectors import plans
+        from jobs.finality import plans
 
         run = context["dag_run"]
         try:
@@ -62,8 +62,9 @@ class PlanOperator(PipelineOperator):
         return said
 
     def _plan(self, run_id: str, key: str | None, ask: Asked) -> "Planned":
-        from jobs.connectors import kafka, planning
-        from jobs.connectors.clock import broker_clock
+        from jobs.broker import kafka
+        from jobs.broker.clock import broker_clock
+        from jobs.finality import planning
 
         settings, pipeline = self.settings(), self.definition
         with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
@@ -78,7 +79,7 @@ class PlanOperator(PipelineOperator):
 
     def _taken(self, run_id: str) -> list[Slice]:
         """The slices of an earlier try of this run, as the ledger knows them."""
-        from jobs.query import Lake
+        from jobs.lake.query import Lake
 
         own = run_id.replace("'", "''")
         sql = f"SELECT DISTINCT slice FROM ledger_{self.pipeline} WHERE run = '{own}' AND state = 'recomputing'"
@@ -166,7 +167,7 @@ class AuditOperator(BatchJobOperator):
         return {name: failures for name, failures in said.items() if failures}
 
     def _examine(self, run_id: str, link: str) -> None:
-        from jobs.quality import gate
+        from jobs.finality import gate
 
         lake_root, pipeline = self.settings().lake_root, self.definition
         rows = gate.staged_rows(lake_root, pipeline, run_id)
@@ -194,8 +195,8 @@ class PublishOperator(PipelineOperator):
 
     def publish(self, run_id: str, approved: Mapping[str, str] | None = None) -> "Published":
         """What the audit has passed, or what a person approves; what is refused is refused for good."""
-        from jobs.connectors import publishing
-        from jobs.connectors.clock import broker_now_ms
+        from jobs.broker.clock import broker_now_ms
+        from jobs.finality import publishing
 
         # Not so a broker that does not answer, or a clock that is wrong: the next try may find it right.
         now_ms = broker_now_ms(self.settings().kafka)

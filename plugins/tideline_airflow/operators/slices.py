@@ -5,8 +5,8 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from jobs.connectors.runs import RunFolder
-from jobs.connectors.states import Entry, State
+from jobs.finality.runs import RunFolder
+from jobs.lake.states import Entry, State
 from jobs.pipelines.slices import slice_named
 from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
@@ -18,7 +18,7 @@ from tideline_airflow.operators.recompute import PublishOperator
 
 def _blocked(operator: PipelineOperator, slice_: str) -> Entry:
     """The ledger's newest line of a slice, which must say that it is blocked."""
-    from jobs.connectors.ledger import Ledger
+    from jobs.lake.ledger import Ledger
 
     slice_named(operator.definition, slice_)
     ledger = Ledger.read(operator.settings().lake_root, operator.definition)
@@ -130,8 +130,8 @@ class RollBackOperator(PublishOperator):
         return {"said": said}
 
     def _look(self) -> list[str]:
-        from jobs.connectors.final import FinalTable
-        from jobs.connectors.publishing import earlier
+        from jobs.finality.publishing import earlier
+        from jobs.lake.final import FinalTable
 
         pipeline, lake_root = self.definition, self.settings().lake_root
         slice_named(pipeline, self.slice)
@@ -147,7 +147,7 @@ class RollBackOperator(PublishOperator):
         ]
 
     def _roll_back(self, context: Context) -> list[str]:
-        from jobs.connectors import publishing
+        from jobs.finality import publishing
         from tideline_airflow.partitions import asset_of, key_of
 
         reason = (self.reason or "").strip()

@@ -17,12 +17,12 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from jobs import pipelines
-from jobs.connectors.control import EPOCH_VARIABLE, LOG_VARIABLE, Control
-from jobs.connectors.epochs import LOOP_FAILURES, Attach, Beat, Epoch, Owner, Phase, Receipt, Wait, failures
-from jobs.connectors.incidents import Incidents, crash_loop
-from jobs.connectors.room import Room
-from jobs.logs import BEFORE
+from jobs.control.epochs import LOOP_FAILURES, Attach, Beat, Epoch, Owner, Phase, Receipt, Wait, failures
+from jobs.control.folder import EPOCH_VARIABLE, LOG_VARIABLE, Control
+from jobs.control.incidents import Incidents, crash_loop
+from jobs.control.room import Room
 from jobs.settings import Settings
+from jobs.upkeep.logs import BEFORE
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
 from tideline_airflow.notifiers.incident import AlreadyTold

@@ -14,7 +14,7 @@ from tideline_airflow.tables import as_text
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
 
-    from jobs.connectors.topics import Step
+    from jobs.broker.topics import Step
 
 _LOG_WIDTH = 140
 
@@ -29,13 +29,13 @@ class PlanTopicsOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Show the plan as a table in the log and on the run, and as rows in the XCom `plan`."""
-        from jobs.connectors import kafka
+        from jobs.broker import kafka
 
         with kafka.admin(KafkaHook(self.kafka_conn_id).settings()) as client:
             self._act(client, self._plan(client, context))
 
     def _plan(self, client: "KafkaAdminClient", context: Context) -> "tuple[Step, ...]":
-        from jobs.connectors import topics
+        from jobs.broker import topics
 
         steps = topics.survey(client, pipelines.topics())
         context["ti"].xcom_push("plan", [step.as_row() for step in steps])
@@ -56,7 +56,7 @@ class ApplyTopicsOperator(PlanTopicsOperator):
     """Plans afresh and applies: the world may have moved since the plan was shown, and no plan loses data."""
 
     def _act(self, client: "KafkaAdminClient", steps: "tuple[Step, ...]") -> None:
-        from jobs.connectors import topics
+        from jobs.broker import topics
 
         topics.apply(client, steps)
         self.log.info("All %d topics are as they should be.", len({step.topic.name for step in steps}))

@@ -11,7 +11,7 @@ from tideline_airflow.links import driver_logs
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 
 if TYPE_CHECKING:
-    from jobs.logs import Removed
+    from jobs.upkeep.logs import Removed
 
 _DAY_SECONDS = 24 * 3600.0
 
@@ -21,7 +21,7 @@ class UpkeepOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Say in the log and on the run what was removed."""
-        from jobs.upkeep import look_after
+        from jobs.upkeep.old_files import look_after
 
         kept = KeptDays.from_env()
         found = [*look_after(Settings.from_env().lake_root, kept), *self._logs(kept)]
@@ -31,7 +31,7 @@ class UpkeepOperator(BaseOperator):
         context["ti"].xcom_push(RUN_NOTE, said[:RUN_NOTE_LENGTH])
 
     def _logs(self, kept: KeptDays) -> "list[Removed]":
-        from jobs import logs
+        from jobs.upkeep import logs
 
         home, drivers = os.environ.get("TIDELINE_HOME"), driver_logs("")
         tasks = drivers.parent

@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from jobs.connectors.room import Room
-from jobs.folders import Folder, folder_at
+from jobs.control.room import Room
+from jobs.storage.folders import Folder, folder_at
 from tideline_airflow.notifiers.delivery import deliver
 
 POLL_SECONDS = 5.0
@@ -19,7 +19,7 @@ def deliver_and_make_room(lake_root: Folder) -> None:
     """Have the incident told, and delete what no reader needs: on a full disk there may be no driver that does it."""
     deliver(lake_root)
     # The library for tables takes memory, which the triggerer need not spend before.
-    from jobs.connectors.freeing import make_room
+    from jobs.lake.delta.freeing import make_room
 
     make_room(lake_root)
 

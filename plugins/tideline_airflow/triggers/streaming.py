@@ -1,6 +1,6 @@
 """Follows a streaming job from the triggerer: a running stream holds no worker slot.
 
-It only polls; what the documents of the control folder mean is decided in `jobs.connectors.epochs`.
+It only polls; what the documents of the control folder mean is decided in `jobs.control.epochs`.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from jobs.connectors.control import Control
-from jobs.connectors.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
-from jobs.connectors.incidents import Incidents, crash_loop, failed_run, stalled
-from jobs.connectors.room import Room
-from jobs.folders import folder_at
+from jobs.control.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
+from jobs.control.folder import Control
+from jobs.control.incidents import Incidents, crash_loop, failed_run, stalled
+from jobs.control.room import Room
 from jobs.pipelines.spec import dag_id_of
+from jobs.storage.folders import folder_at
 from jobs.times import utc
 from tideline_airflow.links import CONSOLE
 from tideline_airflow.notifiers.delivery import deliver

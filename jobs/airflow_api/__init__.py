@@ -1,0 +1,1 @@
+"""Airflow as the command line reaches it."""

@@ -1,0 +1,57 @@
+"""Commands that change state start DAG runs: start one, follow it, and say what its tasks said."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jobs.airflow_api.client import FINAL_STATES, AirflowApi
+from jobs.refusal import Refusal
+
+_FAILED = "Task failed with exception: "
+_POLL_SECONDS = 0.5
+
+
+def run(
+    api: AirflowApi, dag_id: str, conf: Mapping[str, Any], report: Callable[[str], None], deadline_seconds: float
+) -> str:
+    """Start a run and wait for its end; its id. A run that failed is refused with the sentences of its tasks."""
+    _require_running(api, dag_id)
+    run_id, deadline, said = api.trigger(dag_id, conf), time.monotonic() + deadline_seconds, ""
+    while (state := api.run_state(dag_id, run_id)) not in FINAL_STATES:
+        if time.monotonic() > deadline:
+            raise Refusal(
+                f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at run {run_id} on {api.pages}"
+            )
+        if said != (said := _progress(api, dag_id, run_id, state)):
+            report(said)
+        time.sleep(_POLL_SECONDS)
+    if state == "failed":
+        raise Refusal(f"{dag_id} failed: {failure(api, dag_id, run_id)}")
+    return run_id
+
+
+def failure(api: AirflowApi, dag_id: str, run_id: str) -> str:
+    """Why a run failed, in the words of its tasks."""
+    failed = [task for task in api.task_instances(dag_id, run_id) if task["state"] == "failed"]
+    said = []
+    for task in failed:
+        log = api.task_log(dag_id, run_id, task["task_id"], task["try_number"])
+        lines = [line.removeprefix(_FAILED) for line in log.splitlines() if line.startswith(_FAILED)]
+        said.append(f"{task['task_id']}: {lines[-1].partition(': ')[2] if lines else 'its log says why'}")
+    return "; ".join(said) or f"see run {run_id} on {api.pages}"
+
+
+def _require_running(api: AirflowApi, dag_id: str) -> None:
+    dag = api.dags(dag_id).get(dag_id)
+    if dag is None:
+        raise Refusal(f"Airflow does not know the DAG {dag_id}: {api.import_errors() or 'was it read already?'}")
+    if dag["is_paused"]:
+        raise Refusal(f"the DAG {dag_id} is paused, and so begins no run: unpause it on {api.pages}/dags/{dag_id}")
+
+
+def _progress(api: AirflowApi, dag_id: str, run_id: str, state: str) -> str:
+    """What it does now; a run waits in the queue while another of its DAG runs."""
+    if state == "queued":
+        return "queued"
+    under_way = [task["task_id"] for task in api.task_instances(dag_id, run_id) if task["state"] == "running"]
+    return ", ".join(under_way) or state

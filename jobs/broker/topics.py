@@ -1,0 +1,228 @@
+"""Topics as code: what the definitions want, against what Kafka has. Plans first; refuses to lose data or move keys."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource
+from rich.table import Table
+from rich.text import Text
+
+from jobs.broker import kafka
+from jobs.pipelines.spec import HOUR_MS, Topic
+from jobs.refusal import Refusal
+
+_MOST_REPLICAS = 3
+_SEEN_WITHIN_SECONDS = 20
+_FOREVER = "-1"
+
+
+class Action(StrEnum):
+    """What a step does to its topic."""
+
+    CREATE = "create"
+    GROW = "grow"
+    ALIGN = "align"
+    KEEP = "keep"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actual:
+    """A topic as Kafka has it; ``empty``: no partition holds a record."""
+
+    partitions: int
+    configs: Mapping[str, str]
+    empty: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One thing to do to a topic, or not to do, and why; ``configs`` are those that an ALIGN sets."""
+
+    topic: Topic
+    action: Action
+    reason: str
+    configs: tuple[tuple[str, str], ...] = ()
+
+    def as_row(self) -> dict[str, str]:
+        """The step in words."""
+        return {"topic": self.topic.name, "action": self.action.value, "reason": self.reason}
+
+
+def plan(desired: Iterable[Topic], actual: Mapping[str, Actual]) -> tuple[Step, ...]:
+    """What leads from the actual topics to the desired ones: one step or more for each desired topic."""
+    return tuple(step for topic in desired for step in _steps(topic, actual.get(topic.name)))
+
+
+def _steps(topic: Topic, actual: Actual | None) -> list[Step]:
+    if actual is None:
+        reason = f"is missing: {topic.partitions} partitions, {_listed(topic.configs)}"
+        return [Step(topic=topic, action=Action.CREATE, reason=reason)]
+    steps = [*_partition_steps(topic, actual), *_config_steps(topic, actual)]
+    return steps or [Step(topic=topic, action=Action.KEEP, reason="is as it should be")]
+
+
+def _partition_steps(topic: Topic, actual: Actual) -> Iterator[Step]:
+    change = f"partitions {actual.partitions} → {topic.partitions}"
+    accept = f"set partitions={actual.partitions} in its definition"
+    if topic.partitions < actual.partitions:
+        yield _refuse(topic, f"{change} would delete records: {accept}, or delete the topic by hand and run again")
+    elif topic.partitions > actual.partitions and topic.moves_keys and not actual.empty:
+        yield _refuse(
+            topic,
+            f"{change} would send keys to other partitions, away from their earlier records: {accept}, or drain it",
+        )
+    elif topic.partitions > actual.partitions:
+        yield Step(topic=topic, action=Action.GROW, reason=change)
+
+
+def _config_steps(topic: Topic, actual: Actual) -> Iterator[Step]:
+    changes = [
+        (name, value) for name, value in topic.configs if _canonical(actual.configs.get(name, "")) != _canonical(value)
+    ]
+    losses = [_loss(name, actual.configs.get(name, ""), value) for name, value in changes]
+    if any(losses) and not actual.empty:
+        yield from (_refuse(topic, loss) for loss in losses if loss)
+    elif changes:
+        reason = _listed((name, f"{actual.configs.get(name, 'unset')} → {value}") for name, value in changes)
+        yield Step(topic=topic, action=Action.ALIGN, reason=reason, configs=tuple(changes))
+
+
+def _loss(name: str, before: str, after: str) -> str | None:
+    """Why changing a config would delete records that are there, if it would."""
+    change = f"{name} {before} → {after}"
+    if name == "cleanup.policy":
+        gone = "all but the newest record of each key" if "compact" in after else "the newest records of idle keys"
+        return f"{change} would delete {gone}: move the data to a new topic, or change the definition"
+    if name == "retention.ms" and after != _FOREVER and (before == _FOREVER or int(after) < int(before)):
+        kept = "forever" if before == _FOREVER else f"{int(before) / HOUR_MS:g} h"
+        return (
+            f"{change} would delete records that are kept {kept} now: raise retention_hours in its definition, "
+            "or lower the topic's retention.ms by hand first"
+        )
+    return None
+
+
+def _refuse(topic: Topic, reason: str) -> Step:
+    return Step(topic=topic, action=Action.REFUSE, reason=reason)
+
+
+def _canonical(value: str) -> list[str]:
+    """Kafka's lists have no order."""
+    return sorted(part.strip() for part in value.split(","))
+
+
+def _listed(configs: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in configs)
+
+
+def observe(client: KafkaAdminClient, desired: Iterable[Topic]) -> dict[str, Actual]:
+    """What Kafka has of the desired topics; missing ones are absent."""
+    states = kafka.states(client, [topic.name for topic in desired])
+    resources = [ConfigResource("topic", name) for name in states]
+    configs = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
+    # The client says nothing of the broker's refusal; every topic has configs.
+    if hidden := sorted(name for name in states if not configs.get(name)):
+        raise Refusal(
+            f"Kafka does not show the configs of {', '.join(hidden)}: let its user DESCRIBE_CONFIGS, as "
+            "docs/kafka-security.md says"
+        )
+    return {
+        name: Actual(
+            partitions=state.partitions,
+            configs={key: config["value"] or "" for key, config in configs[name].items()},
+            empty=state.earliest == state.latest,
+        )
+        for name, state in states.items()
+    }
+
+
+def survey(client: KafkaAdminClient, desired: Iterable[Topic]) -> tuple[Step, ...]:
+    """The plan for Kafka as it is now."""
+    wanted = tuple(desired)
+    return plan(wanted, observe(client, wanted))
+
+
+def apply(client: KafkaAdminClient, steps: Iterable[Step]) -> None:
+    """Do all steps, or none if one is refused; returns when Kafka shows the topics as desired."""
+    todo = tuple(steps)
+    require_no_refusal(todo)
+    _create(client, [step.topic for step in todo if step.action is Action.CREATE])
+    growth = {step.topic.name: step.topic.partitions for step in todo if step.action is Action.GROW}
+    if growth:
+        client.create_partitions(growth)
+    _align(client, [step for step in todo if step.action is Action.ALIGN])
+    _wait_until_seen(client, [step.topic for step in todo])
+
+
+def require_no_refusal(steps: Iterable[Step]) -> None:
+    """Refuse the plan as a whole: half a plan is a state that nobody has thought about."""
+    refused = [f"{step.topic.name}: {step.reason}" for step in steps if step.action is Action.REFUSE]
+    if refused:
+        raise Refusal("nothing was applied. " + "; ".join(refused))
+
+
+def _create(client: KafkaAdminClient, topics: list[Topic]) -> None:
+    if not topics:
+        return
+    replicas = min(_MOST_REPLICAS, len(client.describe_cluster()["brokers"]))
+    client.create_topics(
+        {
+            topic.name: {
+                "num_partitions": topic.partitions,
+                "replication_factor": replicas,
+                "configs": dict(topic.configs),
+            }
+            for topic in topics
+        },
+        wait_for_metadata=True,
+    )
+
+
+def _align(client: KafkaAdminClient, steps: list[Step]) -> None:
+    if not steps:
+        return
+    resources = [ConfigResource("topic", step.topic.name, dict(step.configs)) for step in steps]
+    answers = client.alter_configs(resources, incremental=True)["topic"]
+    failed = {name: answer for name, answer in answers.items() if answer != "OK"}
+    if failed:
+        raise Refusal(f"Kafka did not take the configs: {failed}; the other steps are done, run it again")
+
+
+def _wait_until_seen(client: KafkaAdminClient, topics: list[Topic]) -> None:
+    """A broker answers before every broker knows."""
+    deadline = time.monotonic() + _SEEN_WITHIN_SECONDS
+    while left := [step.as_row() for step in survey(client, topics) if step.action is not Action.KEEP]:
+        if time.monotonic() > deadline:
+            raise Refusal(f"applied, but after {_SEEN_WITHIN_SECONDS} s Kafka still does not show {left}: run it again")
+        time.sleep(0.1)
+
+
+def table(steps: Iterable[Step]) -> Table:
+    """The plan as people read it."""
+    colours = {Action.REFUSE: "red", Action.KEEP: "dim"}
+    shown = Table("topic", "action", "reason")
+    for step in steps:
+        shown.add_row(*map(Text, step.as_row().values()), style=colours.get(step.action, "green"))
+    return shown
+
+
+def markdown(steps: Iterable[Step], longest: int) -> str:
+    """The plan where only a short text fits: what is refused first, what stays last, then how much is left out."""
+    todo = sorted(steps, key=lambda step: (step.action is Action.KEEP, step.action is not Action.REFUSE))
+    text = f"Plan: {_counted(todo)}\n\n| topic | action | reason |\n|---|---|---|\n"
+    for shown, step in enumerate(todo):
+        line = "| " + " | ".join(step.as_row().values()) + " |\n"
+        left = f"\n… and {len(todo) - shown} more in the log."
+        if len(text) + len(line) + len(left) > longest:
+            return text + left
+        text += line
+    return text
+
+
+def _counted(steps: Iterable[Step]) -> str:
+    return ", ".join(f"{count} {action}" for action, count in Counter(step.action for step in steps).items())

@@ -1,1 +1,0 @@
-"""The only code that touches Kafka, the lake, checkpoints and the control folder."""

@@ -1,0 +1,1 @@
+"""What streams and runs agree on: leases, epochs, control folders, incidents, checkpoints."""

@@ -1,0 +1,396 @@
+"""The control folder of a streaming job: who may write, whether it lives, what it is asked, and how it ended.
+
+Each epoch has a lease, a heartbeat, a receipt, and a stop request if there was one. A lease is created once and never
+changed: the newest epoch holds. So two drivers that start together cannot both win, and a driver that was overtaken
+sees it by one look for the next epoch.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from jobs.control.epochs import (
+    BEAT_SECONDS,
+    DEAD_SECONDS,
+    LAUNCH_SECONDS,
+    LOOK_ON_SECONDS,
+    START_SECONDS,
+    STOP_SECONDS,
+    Attach,
+    Beat,
+    Epoch,
+    Health,
+    Launch,
+    Owner,
+    Phase,
+    QueryProgress,
+    Receipt,
+    Stop,
+    Wait,
+    health,
+    next_step,
+)
+from jobs.control.incidents import report_of
+from jobs.pipelines.spec import control_of
+from jobs.refusal import Refusal
+from jobs.storage.documents import Documents
+from jobs.storage.folders import Folder
+from jobs.times import utc
+
+log = logging.getLogger(__name__)
+
+# Set for a driver whose lease was taken by the one who started it.
+EPOCH_VARIABLE = "TIDELINE_EPOCH"
+LOG_VARIABLE = "TIDELINE_DRIVER_LOG"
+KEPT_EPOCHS = 10
+# An overtaken driver, or one past its deadline, that does not come to its end by itself is ended.
+GRACE_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+_TAIL_BYTES = 20_000
+_WORDS = 500
+
+_Document = TypeVar("_Document")
+
+
+class LeaseLostError(Refusal):
+    """A newer epoch exists, or this one was declared dead: this driver must commit nothing more."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """The control folder of one job."""
+
+    documents: Documents
+    job: str
+
+    @classmethod
+    def of(cls, lake_root: Folder, job: str) -> "Control":
+        """The folder of a job below the lake's root."""
+        return cls(Documents.at(lake_root / control_of(job), report_of(lake_root)), job)
+
+    def newest(self) -> int:
+        """The epoch that holds; 0 if nobody ever did."""
+        return max(self._numbers(), default=0)
+
+    def newest_epoch(self) -> Epoch | None:
+        """All that is known of the epoch that holds."""
+        newest = self.newest()
+        return self.epoch(newest) if newest else None
+
+    def history(self) -> list[Epoch]:
+        """The last epochs, the newest last."""
+        return [self.epoch(number) for number in sorted(self._numbers())]
+
+    def epoch(self, number: int) -> Epoch:
+        """All that is known of one."""
+        # A lease that a power cut emptied was taken by nobody who is still there.
+        taken, owner, launched = self._read("lease", number, _lease) or (0.0, None, False)
+        return Epoch(
+            number=number,
+            taken=taken,
+            owner=owner,
+            launched=launched,
+            beat=self._read("heartbeat", number, _beat),
+            stop=self._read("stop", number, _stop),
+            receipt=self._read("receipt", number, _receipt),
+        )
+
+    def health(self, epoch: Epoch) -> Health:
+        """How it does now, by all that can be known from here. Before it is called dead it is looked at for a while."""
+        gone = is_gone(epoch)
+        state = health(epoch, time.time(), gone=gone)
+        if state is not Health.DEAD or gone or epoch.beat is None:
+            return state
+        deadline = time.monotonic() + LOOK_ON_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            seen = self.epoch(epoch.number)
+            if seen.receipt or seen.last_sign != epoch.last_sign:
+                return health(seen, seen.last_sign)
+        return state
+
+    def settle(self) -> None:
+        """Write the receipt of a driver that died without a word."""
+        epoch = self.newest_epoch()
+        if epoch and self.health(epoch) is Health.DEAD:
+            self._bury(epoch)
+
+    def _bury(self, epoch: Epoch) -> None:
+        self.end(epoch.number, Receipt(time=time.time(), clean=False, cause=death_of(epoch)))
+
+    def next_step(self) -> Attach | Wait | Launch:
+        """What a supervisor does now."""
+        self.settle()
+        history = self.history()
+        if history and self.health(history[-1]).alive:
+            return Attach(history[-1].number)
+        return next_step(history, time.time(), job=self.job)
+
+    def forgive(self, by: str) -> None:
+        """Forget the failures so far: an operator says that it may start at once. Refused while a driver lives."""
+        number = self.reserve(Owner.this_process())
+        self.end(number, Receipt(time=time.time(), clean=True, cause=f"failures forgotten: {by}"))
+
+    def reserve(self, owner: Owner, *, launched: bool = False) -> int:
+        """Take the next epoch, unless the holder of the last one lives; ``launched``: for a driver still to come."""
+        self.documents.require_exclusive_create()
+        last = self.newest()
+        if last:
+            self._refuse_if_alive(last)
+        taken = {"time": time.time(), "owner": asdict(owner), "launched": launched}
+        created = self.documents.create(_name("lease", last + 1), taken)
+        # One that slept since its look at the newest epoch may find its name free again: it was pruned.
+        if not created or self.newest() > last + 1:
+            raise Refusal(f"another driver of {self.job!r} started at the same moment and holds the lease")
+        self._prune(last + 1 - KEPT_EPOCHS)
+        return last + 1
+
+    def _refuse_if_alive(self, number: int) -> None:
+        epoch = self.epoch(number)
+        state = self.health(epoch)
+        if state.alive:
+            holder = epoch.holder
+            who = f"process {holder.pid} on {holder.host}" if holder else "a start under way"
+            raise Refusal(
+                f"stream {self.job!r} is already running: {who} holds epoch {number}, its last sign of life is "
+                f"{max(0.0, time.time() - epoch.last_sign):.0f} s old; stop it first, or wait {DEAD_SECONDS:.0f} s "
+                "after it has died"
+            )
+        if state is Health.DEAD:
+            self._bury(epoch)
+
+    def claim(self, number: int, owner: Owner) -> bool:
+        """Become the driver of an epoch whose lease somebody else took; False if there is one already."""
+        self.documents.require_exclusive_create()
+        return self.documents.create(_name("driver", number), asdict(owner))
+
+    def beat(self, number: int, beat: Beat) -> None:
+        """Show that an epoch lives. After a power cut it does not, so its heartbeat need not be durable."""
+        self.documents.replace(_name("heartbeat", number), asdict(beat), durable=False)
+
+    def ask_to_stop(self, number: int, stop: Stop) -> None:
+        """Ask the driver of an epoch to end; a later request takes the place of an earlier one."""
+        self.documents.replace(_name("stop", number), asdict(stop))
+
+    def end(self, number: int, receipt: Receipt) -> bool:
+        """Say how an epoch ended; the first word counts."""
+        return self.documents.create(_name("receipt", number), asdict(receipt))
+
+    def is_over(self, number: int) -> bool:
+        """Whether a newer epoch exists, or this one has its receipt."""
+        successor, receipt, own = _name("lease", number + 1), _name("receipt", number), _name("lease", number)
+        exists = self.documents.exists
+        # One that slept long enough finds all that was said of it pruned, its own lease too.
+        return exists(successor) or exists(receipt) or not exists(own)
+
+    def stop_of(self, number: int) -> Stop | None:
+        """What the driver of an epoch is asked."""
+        return self._read("stop", number, _stop)
+
+    def _read(self, kind: str, number: int, parse: Callable[[dict[str, Any]], _Document]) -> _Document | None:
+        """One document; one that another version wrote and this one cannot read tells nothing."""
+        document = self.documents.read(_name(kind, number))
+        try:
+            return parse(document) if document is not None else None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            log.warning("%s of %s cannot be read", _name(kind, number), self.job)
+            return None
+
+    def _numbers(self) -> list[int]:
+        return [int(name.removeprefix("lease-")) for name in self.documents.names() if name.startswith("lease-")]
+
+    def _prune(self, last: int) -> None:
+        for name in self.documents.names():
+            kind, _, number = name.partition("-")
+            if number.isdecimal() and int(number) <= last:
+                self.documents.delete(_name(kind, int(number)))
+
+
+def is_gone(epoch: Epoch) -> bool:
+    """Whether the process that runs an epoch is known to have ended."""
+    return epoch.holder is not None and epoch.holder.is_gone()
+
+
+def death_of(epoch: Epoch) -> str:
+    """A sentence about a driver that left none."""
+    holder = epoch.holder
+    who = f"process {holder.pid} on {holder.host}" if holder else "its process"
+    if epoch.beat is None or epoch.is_launch:
+        how = "has ended" if is_gone(epoch) else f"showed nothing for {LAUNCH_SECONDS:.0f} s"
+        return f"the driver did not start: {who} {how}; the last line of its log: {last_words(epoch)}"
+    done = ", ".join(f"{q.topic} batch {q.batch}" for q in epoch.queries if q.batch is not None)
+    return (
+        f"the driver died without a word (killed, or out of memory): {who}, last heartbeat "
+        f"{utc(epoch.beat.time)} UTC, after {done or 'no batch'}"
+    )
+
+
+def last_words(epoch: Epoch) -> str:
+    """What its log says last that a reader can use: the sentence of a refusal, else the last line."""
+    if epoch.log is None:
+        return "no log is known"
+    try:
+        lines = tail(Path(epoch.log), _TAIL_BYTES).split("\n")
+    except OSError as error:
+        return f"{epoch.log} cannot be read here ({error.strerror})"
+    told = [line.strip() for line in lines if line.strip()]
+    sentences = [line for line in told if line.startswith("tideline: ")]
+    return next(iter(sentences[-1:] or told[-1:]), "it is empty")[:_WORDS]
+
+
+def tail(log_file: Path, limit_bytes: int) -> str:
+    """The end of a log."""
+    with log_file.open("rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - limit_bytes))
+        return stream.read().decode(errors="replace")
+
+
+class Lease:
+    """The right to write a job's checkpoint and table, for as long as no newer epoch exists. Held by a driver."""
+
+    def __init__(self, control: Control, epoch: int, beat: Beat, die: Callable[[], None] | None = None) -> None:
+        """Use `acquire`."""
+        self.control = control
+        self.epoch = epoch
+        self.stop: Stop | None = None
+        self._beat = beat
+        self._die = die or end_this_process
+        self._lost_at: float | None = None
+        # By this machine's steady clock: the time of day may be set anew.
+        self._since = time.monotonic()
+        self._stop_seen: tuple[Stop, float] | None = None
+        self._ended = threading.Event()
+        self._beating = threading.Thread(target=self._beat_until_ended, name="heartbeat", daemon=True)
+
+    @classmethod
+    def acquire(cls, control: Control, env: Mapping[str, str] = os.environ, **beat: Any) -> "Lease":
+        """Take the next epoch, or the one that was taken for this process by the one who started it."""
+        owner = Owner.this_process()
+        if env.get(EPOCH_VARIABLE):
+            epoch = int(env[EPOCH_VARIABLE])
+            if control.is_over(epoch) or not control.claim(epoch, owner):
+                raise Refusal(f"epoch {epoch} of stream {control.job!r} is over or taken: this start was given up")
+        else:
+            epoch = control.reserve(owner)
+        first = Beat(time=time.time(), owner=owner, phase=Phase.STARTING, log=env.get(LOG_VARIABLE) or None, **beat)
+        lease = cls(control, epoch, first)
+        control.beat(epoch, first)
+        lease._beating.start()
+        return lease
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the heartbeat has seen a successor, or a receipt that says this driver is dead."""
+        return self._lost_at is not None
+
+    def check(self) -> None:
+        """Raise if another driver has taken over, or this one was declared dead: looked up before each commit."""
+        if self.is_lost or self.control.is_over(self.epoch):
+            raise LeaseLostError(f"epoch {self.epoch} of {self.control.job!r} was overtaken: this driver ends")
+
+    def show(self, **changes: Any) -> None:
+        """What the next heartbeats say."""
+        if changes.get("phase", self._beat.phase) is not self._beat.phase:
+            self._since = time.monotonic()
+        self._beat = replace(self._beat, **changes)
+
+    def release(self, receipt: Receipt) -> None:
+        """Stop beating, and say how it ended; the next driver need not wait."""
+        self._ended.set()
+        self._beating.join()
+        self.control.end(self.epoch, receipt)
+
+    def _beat_until_ended(self) -> None:
+        """Whatever Spark does: nothing here waits for it."""
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                if self._lost_at is None and self.control.is_over(self.epoch):
+                    self._lost_at = time.monotonic()
+                if self._lost_at is None:
+                    self.stop = self.control.stop_of(self.epoch)
+                    self.control.beat(self.epoch, replace(self._beat, time=time.time()))
+            except Exception:
+                # A full disk may pass: one that beats no more would be taken for dead.
+                log.warning("no heartbeat of %s could be written", self.control.job, exc_info=True)
+            self._end_if_due()
+
+    def _end_if_due(self) -> None:
+        """A driver that does not come to its end by itself is ended, whatever holds it."""
+        if self._lost_at is not None and time.monotonic() - self._lost_at > GRACE_SECONDS:
+            log.error("this driver was overtaken and does not come to its end: it ends now")
+            self._die()
+        if cause := self._overdue():
+            log.error("%s: this driver ends now", cause)
+            with suppress(Exception):
+                self.control.end(self.epoch, Receipt(time=time.time(), clean=False, cause=cause))
+            self._die()
+
+    def _overdue(self) -> str | None:
+        now = time.monotonic()
+        if self.stop and (self._stop_seen is None or self._stop_seen[0] != self.stop):
+            self._stop_seen = self.stop, now
+        if self._stop_seen and now - self._stop_seen[1] > self._stop_seen[0].patience_seconds:
+            stop, seen = self._stop_seen
+            waited = f"within {now - seen:.0f} s of the stop request by {stop.by}"
+            return f"the micro-batch under way did not end {waited}; it will be run again"
+        if self._beat.phase is Phase.STOPPING and now - self._since > STOP_SECONDS + GRACE_SECONDS:
+            return f"the driver hung for {now - self._since:.0f} s while it stopped"
+        if self._beat.phase is Phase.STARTING and now - self._since > START_SECONDS:
+            return f"no query had begun {now - self._since:.0f} s after the start"
+        return None
+
+
+def end_this_process() -> None:
+    """At once, with the JVM: whatever holds the main thread."""
+    me = psutil.Process()
+    # Under spark-submit the JVM is the parent; otherwise the parent is nobody of ours.
+    parents = me.parents()[:1] if "PYSPARK_GATEWAY_PORT" in os.environ else []
+    for process in [*me.children(recursive=True), *parents]:
+        with suppress(psutil.Error):
+            if "java" in process.name():
+                process.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _name(kind: str, number: int) -> str:
+    return f"{kind}-{number:010d}"
+
+
+def _lease(document: dict[str, Any]) -> tuple[float, Owner | None, bool]:
+    owner = document.get("owner")
+    return float(document["time"]), _owner(owner) if owner else None, bool(document.get("launched"))
+
+
+def _owner(document: dict[str, Any]) -> Owner:
+    return Owner(**_known(Owner, document))
+
+
+def _stop(document: dict[str, Any]) -> Stop:
+    return Stop(**_known(Stop, document))
+
+
+def _beat(document: dict[str, Any]) -> Beat:
+    queries = tuple(QueryProgress(**_known(QueryProgress, query)) for query in document["queries"])
+    changes = {"owner": _owner(document["owner"]), "phase": Phase(document["phase"]), "queries": queries}
+    return Beat(**{**_known(Beat, document), **changes})
+
+
+def _receipt(document: dict[str, Any]) -> Receipt:
+    offsets = document.get("offsets") or {}
+    whole = {topic: {int(p): end for p, end in ends.items()} for topic, ends in offsets.items()}
+    return Receipt(**{**_known(Receipt, document), "offsets": whole or None})
+
+
+def _known(kind: type, document: dict[str, Any]) -> dict[str, Any]:
+    """A driver of a newer version may say more."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in document.items() if name in names}

@@ -1,0 +1,411 @@
+"""What an operator must know: opened once, updated, closed when it is over; and what was told of it, to whom.
+
+An incident is a row of small documents, readers fold them:
+
+    KEY-NUMBER                  a word: opened, updated or closed; created once and never changed
+    KEY-NUMBER.told             nothing up to this word is left to tell
+    KEY-NUMBER.CHANNEL.TRY      a message about this word: claimed by one who sends it, then sent
+    dag.DAG.seen                the newest run of a DAG of whose failure somebody has taken notice; one for each DAG
+
+At most one message is due per incident: that it is open, or that it is over. One that is over before anybody was told
+of its opening is told once, by its end, which says what it was.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from jobs.pipelines import INGEST
+from jobs.pipelines.spec import INCIDENTS
+from jobs.storage.documents import UNREADABLE, Documents, Report
+from jobs.storage.folders import Folder
+
+# News of an open incident is kept once an hour: one that repeats every few minutes needs no line for each time.
+_NEWS_SECONDS = 3600.0
+# A claim without a word after it is dead: far longer than any channel takes to send, or to give up.
+CLAIM_SECONDS = 600.0
+_NAME = re.compile(r"(?P<key>.+)-(?P<number>\d{6,})(?:\.(?P<told>told)|\.(?P<channel>\w+)\.(?P<attempt>\d+))?")
+
+
+def crash_loop(job: str) -> str:
+    """The key of a stream that fails again and again."""
+    return f"stream.{job}.crash-loop"
+
+
+def stalled(job: str) -> str:
+    """The key of a stream that lives and makes no step."""
+    return f"stream.{job}.stalled"
+
+
+def lost(source: str) -> str:
+    """The key of records that `ingest` has passed over, since a reset told it to."""
+    return f"stream.{INGEST}.lost.{source}"
+
+
+def blocked(pipeline: str, slice_: str) -> str:
+    """The key of a slice that its checks keep from being published."""
+    return f"recompute.{pipeline}.blocked.{slice_}"
+
+
+def served(pipeline: str) -> str:
+    """The key of rows that are served and fail their checks."""
+    return f"check.{pipeline}.served"
+
+
+def unexplained(pipeline: str) -> str:
+    """The key of a difference between live and final rows that nothing explains."""
+    return f"account.{pipeline}.unexplained"
+
+
+def failed_run(dag_id: str) -> str:
+    """The key of a DAG whose newest run failed."""
+    return f"dag.{dag_id}.failed"
+
+
+def missed_deadline(dag_id: str) -> str:
+    """The key of a DAG with a run that is late."""
+    return f"dag.{dag_id}.deadline"
+
+
+def unreadable(name: str) -> str:
+    """The key of a small file that could not be read and was given up."""
+    return f"document.{name}.unreadable"
+
+
+def full_disk() -> str:
+    """The key of a disk that has no room for the lake."""
+    return "disk.lake.full"
+
+
+class Happening(StrEnum):
+    """What a document says."""
+
+    OPENED = "opened"
+    UPDATED = "updated"
+    CLOSED = "closed"
+    TOLD = "told"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """One incident as it stands: opened at, last word at, whether it is over, and whether people were told so."""
+
+    key: str
+    opened: float
+    updated: float
+    text: str
+    closed: bool
+    link: str | None = None
+    # The last word before it was closed.
+    was: str | None = None
+    told_opened: bool = False
+    told_closed: bool = False
+
+    @property
+    def told(self) -> bool:
+        """Whether there is nothing left to tell."""
+        return self.told_closed if self.closed else self.told_opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untold:
+    """A message that is due: about which word, what else it covers, and which channels have it already."""
+
+    incident: Incident
+    number: int
+    newest: int
+    sent: frozenset[str]
+    attempts: Mapping[str, int]
+
+    @property
+    def due(self) -> float:
+        """Since when it is due."""
+        return self.incident.updated if self.incident.closed else self.incident.opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Word:
+    number: int
+    happening: str
+    time: float
+    text: str
+    link: str | None
+
+    @property
+    def closes(self) -> bool:
+        return self.happening == Happening.CLOSED
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """The documents of one key, by their names alone."""
+
+    key: str
+    words: list[int] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+    messages: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> int:
+        """The highest number in use. A removal may have left a note without its word: the number is not free."""
+        return max([*self.words, *self.told, *self.messages], default=0)
+
+    @property
+    def is_told(self) -> bool:
+        return max(self.told, default=0) >= max(self.words, default=0)
+
+    def notes(self, numbers: range) -> tuple[list[str], list[str]]:
+        """The names of what was claimed and of what was told about these words."""
+        claimed = [
+            f"{_word(self.key, number)}.{channel}.{attempt}"
+            for number in sorted(self.messages.keys() & set(numbers))
+            for channel, attempt in self.messages[number]
+        ]
+        return claimed, [f"{_word(self.key, number)}.told" for number in sorted({*self.told} & set(numbers))]
+
+
+class Incidents:
+    """The incidents of a lake, each known by a key such as `stream.ingest.crash-loop`."""
+
+    def __init__(self, documents: Documents) -> None:
+        """Use `of` for a lake."""
+        self._documents = documents
+
+    @classmethod
+    def of(cls, lake_root: Folder) -> "Incidents":
+        """Those of the lake below a root."""
+        return cls(Documents.at(lake_root / INCIDENTS))
+
+    def open(self, key: str, text: str, *, link: str | None = None) -> bool:
+        """Open an incident, or say something new about one that is open; whether it was opened now."""
+        row = self._row(key)
+        last = self._last(row)
+        if last is None or last.closes:
+            return self._add(row, Happening.OPENED, text, link)
+        if last.text != text and time.time() - last.time > _NEWS_SECONDS:
+            added = self._add(row, Happening.UPDATED, text, link)
+            if added and row.is_told:
+                # News of what was told is no message of its own.
+                self._settle(key, row.newest + 1, ())
+        return False
+
+    def close(self, key: str, text: str) -> bool:
+        """Close an incident; whether it was open."""
+        return self._close(self._row(key), text)
+
+    def _close(self, row: _Row, text: str) -> bool:
+        last = self._last(row)
+        return last is not None and not last.closes and self._add(row, Happening.CLOSED, text, None)
+
+    def still_open(self, *prefixes: str) -> list[Incident]:
+        """Those that are not over and whose key begins so."""
+        rows = [row for row in self._rows().values() if row.key.startswith(prefixes)]
+        # Of the others, which only grow in number, no more is read than that they are over.
+        still = [row for row in rows if (last := self._last(row)) and not last.closes]
+        return self._folded(still, lambda incident: not incident.closed)
+
+    def close_blocked(self, pipeline: str, slices: Iterable[str]) -> None:
+        """Close those of slices that are final now. However many slices, the names are listed once."""
+        keys = {blocked(pipeline, name) for name in slices}
+        for row in self._rows().values() if keys else ():
+            if row.key in keys:
+                self._close(row, "the slice is final now")
+
+    def discard_old(self, kept_seconds: float) -> int:
+        """Remove incidents that were over and told so long ago; how many documents went.
+
+        They go from the oldest of a key on, the opening first and what was told last. So whoever reads meanwhile finds
+        an incident that is over and told, or none, and a removal that was cut short is finished by the next.
+        """
+        before, gone = time.time() - kept_seconds, 0
+        for row in self._rows().values():
+            names = [*self._left_behind(row, before), *self._old(row, before)]
+            for name in names:
+                self._documents.delete(name)
+            gone += len(names)
+        return gone
+
+    def _old(self, row: _Row, before: float) -> list[str]:
+        """The documents of incidents that may go, in the order in which they may."""
+        found: list[str] = []
+        chapters = self._chapters(row)
+        for at, chapter in enumerate(chapters):
+            first, last = chapter[0], chapter[-1]
+            # One that another was opened behind is over, too: its end was lost.
+            over = last.closes or at + 1 < len(chapters)
+            if not (over and last.time < before and max(row.told, default=0) >= last.number):
+                break
+            claimed, told = row.notes(range(first.number, last.number + 1))
+            words = [number for number in sorted(row.words) if first.number <= number <= last.number]
+            found += [*claimed, *(_word(row.key, number) for number in words), *told]
+        return found
+
+    def _left_behind(self, row: _Row, before: float) -> list[str]:
+        """What a removal that was cut short has left: notes about words that are gone."""
+        claimed, told = row.notes(range(min(row.words, default=row.newest + 1)))
+        # A name may be listed before that of its word, so what is new is left alone.
+        return [name for name in (*claimed, *told) if (self._documents.read(name) or {"time": 0})["time"] < before]
+
+    def all(self) -> list[Incident]:
+        """Every incident, the one with the newest word first."""
+        return self._folded(self._rows().values())
+
+    def _folded(self, rows: Iterable[_Row], wanted: Callable[[Incident], bool] = lambda _: True) -> list[Incident]:
+        found = [_incident(row, chapter) for row in rows for chapter in self._chapters(row)]
+        return sorted(filter(wanted, found), key=lambda incident: -incident.updated)
+
+    def untold(self) -> list[Untold]:
+        """The messages that are due, of each key in order. Only what is not told yet is read."""
+        rows = [row for row in self._rows().values() if not row.is_told]
+        found = [self._untold(row, chapter) for row in rows for chapter in self._chapters(row)]
+        return [untold for untold in found if not untold.incident.told]
+
+    def claim(self, untold: Untold, channel: str) -> str | None:
+        """The right to send a message through a channel; none if somebody else has it and may be sending."""
+        newest = untold.attempts.get(channel, 0)
+        if newest and self._is_held(_attempt(untold, channel, newest)):
+            return None
+        name = _attempt(untold, channel, newest + 1)
+        return name if self._documents.create(name, {"time": time.time(), "sent": False}) else None
+
+    def note_sent(self, claim: str) -> None:
+        """The message of a claim has left."""
+        self._documents.replace(claim, {"time": time.time(), "sent": True})
+
+    def give_back(self, claim: str) -> None:
+        """The message of a claim could not be sent: whoever comes next may try."""
+        self._documents.delete(claim)
+
+    def settle(self, untold: Untold, channels: Iterable[str]) -> None:
+        """Nothing is left to tell of it: these channels have had it."""
+        self._settle(untold.incident.key, untold.newest, channels)
+
+    def note_failure(self, dag_id: str, run_id: str) -> None:
+        """Somebody has opened the incident that the failure of a run means, whatever its key."""
+        self._documents.replace(_seen(dag_id), {"run": run_id})
+
+    def knows_failure(self, dag_id: str, run_id: str) -> bool:
+        """Whether somebody has."""
+        return self._documents.read(_seen(dag_id)) == {"run": run_id}
+
+    def _settle(self, key: str, number: int, channels: Iterable[str]) -> None:
+        told = {"happening": Happening.TOLD, "time": time.time(), "channels": sorted(channels)}
+        self._documents.create(f"{_word(key, number)}.told", told)
+
+    def _is_held(self, claim: str) -> bool:
+        document = self._documents.read(claim)
+        if document is None:
+            # Given back a moment ago, or emptied by a power cut: only the latter is there, and nobody's.
+            return not self._documents.exists(claim)
+        # Clocks differ and are set anew: a claim from far in the future is as dead as an old one.
+        return bool(document["sent"]) or abs(time.time() - document["time"]) < CLAIM_SECONDS
+
+    def _rows(self) -> dict[str, _Row]:
+        """What there is, from one look at the names."""
+        rows: dict[str, _Row] = {}
+        for name in self._documents.names():
+            parts = _NAME.fullmatch(name)
+            if parts is None:
+                continue
+            row = rows.setdefault(parts["key"], _Row(key=parts["key"]))
+            number = int(parts["number"])
+            if parts["told"]:
+                row.told.append(number)
+            elif parts["channel"]:
+                row.messages.setdefault(number, []).append((parts["channel"], int(parts["attempt"])))
+            else:
+                row.words.append(number)
+        return rows
+
+    def _row(self, key: str) -> _Row:
+        return self._rows().get(key) or _Row(key=key)
+
+    def _read(self, key: str, number: int) -> _Word | None:
+        said = self._documents.read(_word(key, number))
+        if said is None:
+            return None
+        known = {name: said[name] for name in ("happening", "time", "text")}
+        return _Word(number=number, link=said.get("link"), **known)
+
+    def _last(self, row: _Row) -> _Word | None:
+        """The newest word that a power cut has not emptied."""
+        words = (self._read(row.key, number) for number in sorted(row.words, reverse=True))
+        return next((word for word in words if word), None)
+
+    def _chapters(self, row: _Row) -> list[list[_Word]]:
+        """The words of each incident that had this key."""
+        chapters: list[list[_Word]] = []
+        for number in sorted(row.words):
+            word = self._read(row.key, number)
+            if word and (word.happening == Happening.OPENED or not chapters):
+                chapters.append([])
+            if word:
+                chapters[-1].append(word)
+        return chapters
+
+    def _untold(self, row: _Row, chapter: Sequence[_Word]) -> Untold:
+        incident = _incident(row, chapter)
+        number = chapter[-1].number if incident.closed else chapter[0].number
+        attempts: dict[str, int] = {}
+        sent = set()
+        for channel, attempt in row.messages.get(number, ()) if not incident.told else ():
+            attempts[channel] = max(attempt, attempts.get(channel, 0))
+            document = self._documents.read(f"{_word(row.key, number)}.{channel}.{attempt}")
+            if document and document["sent"]:
+                sent.add(channel)
+        return Untold(
+            incident=incident, number=number, newest=chapter[-1].number, sent=frozenset(sent), attempts=attempts
+        )
+
+    def _add(self, row: _Row, happening: Happening, text: str, link: str | None) -> bool:
+        """The next word after those that were seen: of several that say one at once, one is heard."""
+        document: dict[str, Any] = {"happening": happening, "time": time.time(), "text": text}
+        return self._documents.create(
+            _word(row.key, row.newest + 1), document if link is None else {**document, "link": link}
+        )
+
+
+def report_of(lake_root: Folder) -> Report:
+    """How people are told of a small file that could not be read: an incident that is over at once."""
+
+    def report(file: Path) -> None:
+        incidents, name = Incidents.of(lake_root), str(file.relative_to(str(lake_root)))
+        key = unreadable(name.replace("/", "."))
+        copies = file.parent / UNREADABLE
+        incidents.open(key, f"{name} could not be read, as after a power cut; a copy is kept in {copies}")
+        incidents.close(key, "it was given up, and work goes on without it")
+
+    return report
+
+
+def _seen(dag_id: str) -> str:
+    return f"dag.{dag_id}.seen"
+
+
+def _word(key: str, number: int) -> str:
+    return f"{key}-{number:06d}"
+
+
+def _attempt(untold: Untold, channel: str, attempt: int) -> str:
+    return f"{_word(untold.incident.key, untold.number)}.{channel}.{attempt}"
+
+
+def _incident(row: _Row, chapter: Sequence[_Word]) -> Incident:
+    first, last = chapter[0], chapter[-1]
+    told = [number for number in row.told if first.number <= number <= last.number]
+    before = [word for word in chapter if not word.closes]
+    return Incident(
+        key=row.key,
+        opened=first.time,
+        updated=last.time,
+        text=last.text,
+        closed=last.closes,
+        link=next((word.link for word in reversed(chapter) if word.link), None),
+        was=before[-1].text if last.closes and before else None,
+        told_opened=any(number < last.number or not last.closes for number in told),
+        told_closed=last.closes and last.number in told,
+    )

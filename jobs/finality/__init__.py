@@ -1,0 +1,1 @@
+"""How live windows become final: plan, recompute, audit, publish, account."""

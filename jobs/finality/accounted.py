@@ -1,0 +1,144 @@
+"""How far the accounts of a pipeline are, so that an account reads what is new and not all there ever was."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Self
+
+from jobs.control.folder import Control
+from jobs.finality.plan_inputs import line_of, whole_from_ms
+from jobs.lake.drift import Accounts, Live, pruned_before
+from jobs.lake.events import Landed
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import Counted, Header
+from jobs.pipelines.days import day_of
+from jobs.pipelines.slices import slice_at
+from jobs.pipelines.spec import Pipeline
+from jobs.settings import KeptDays
+from jobs.storage.folders import Folder
+
+# The document in the control folder of the account.
+_PROGRESS = "progress"
+_DAY = "%Y%m%d"
+# So many days are looked through for whether all of their slices have an account; the next run goes on.
+_DAYS_AT_ONCE = 31
+# A longer backlog is worked off by several runs.
+MAX_SLICES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Whatever was published before ``seen_ms`` has its account, and so has every slice up to ``to_ms``.
+
+    Up to ``to_ms`` there is no gap either: all slices are final.
+    """
+
+    to_ms: int
+    seen_ms: int = 0
+
+    @classmethod
+    def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
+        """What was written last; none if it is not there, or cannot be read."""
+        said = Control.of(lake_root, pipeline.account_job).documents.read(_PROGRESS) or {}
+        to_ms, seen_ms = said.get("to_ms"), said.get("seen_ms")
+        if isinstance(to_ms, int) and isinstance(seen_ms, int):
+            return cls(to_ms=to_ms, seen_ms=seen_ms)
+        return None
+
+    @classmethod
+    def begin(cls, pipeline: Pipeline, final: FinalTable, landed: Landed | None) -> Self | None:
+        """Nothing is accounted for: at the first slice of which there is anything, if there is."""
+        first_ms, _ = line_of(pipeline, final, landed)
+        return None if first_ms is None else cls(to_ms=slice_at(pipeline, first_ms).start_ms)
+
+    def advanced(
+        self, pipeline: Pipeline, final: FinalTable, landed: Landed | None, accounts: Accounts, kept_from: str
+    ) -> Self:
+        """Up to the first slice that is not final, or has no account; a month at most.
+
+        It passes over slices whose events were removed: nobody can make them final, or compare them.
+        """
+        now = replace(self, to_ms=max(self.to_ms, whole_from_ms(pipeline, landed)))
+        for _ in range(_DAYS_AT_ONCE):
+            day = {day_of(now.to_ms)}
+            headers = final.headers(day & set(final.days()))
+            before, to_ms = now, accounted_to(pipeline, now.to_ms, ready(headers, accounts.done(day), kept_from))
+            now = replace(now, to_ms=to_ms)
+            if day_of(to_ms) == day_of(before.to_ms):
+                break
+        return now
+
+    def write(self, lake_root: Folder, pipeline: Pipeline) -> None:
+        """Keep it for the next run."""
+        Control.of(lake_root, pipeline.account_job).documents.replace(_PROGRESS, vars(self))
+
+
+def accounted_to(pipeline: Pipeline, from_ms: int, ready: Collection[str]) -> int:
+    """Up to when every slice from a moment on is final and accounted for."""
+    slice_ = slice_at(pipeline, from_ms)
+    while slice_.name in ready:
+        slice_ = slice_at(pipeline, slice_.end_ms)
+    return slice_.start_ms
+
+
+def ready(headers: Mapping[str, Header], done: Collection[tuple[str, int]], kept_from: str) -> set[str]:
+    """The slices that have an account at their version, or had one that was removed since."""
+    return {name for name, header in headers.items() if name < kept_from or (name, header.version) in done}
+
+
+def accounts_kept_from(final: FinalTable) -> str:
+    """The first day whose accounts are kept, counted back from the newest final slice."""
+    newest, kept = final.days()[-1:], timedelta(days=KeptDays.from_env().drift)
+    return f"{datetime.strptime(newest[0], _DAY) - kept:{_DAY}}" if newest else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """All tables, each at one version. Live before events: so what live has counted is landed, or known not to be."""
+
+    final_version: int
+    headers: Mapping[str, Header]
+    live: Live
+    landed: Landed | None
+    pruned_before: str
+    # Of the ledger: which topic its offsets are of, and since when.
+    counted: Counted | None
+    accounted: Collection[tuple[str, int]]
+    # The first day whose accounts are kept.
+    kept_from: str = ""
+    # Of the rows about batches; none if all are there.
+    batches_since: datetime | None = None
+
+    def due(self) -> list[Header]:
+        """The versions of slices that have no account yet, the oldest first; accounts of old ones are not kept."""
+        young = (h for h in self.headers.values() if h.slice >= self.kept_from)
+        missing = [h for h in young if (h.slice, h.version) not in self.accounted]
+        return sorted(missing, key=lambda header: header.slice)[:MAX_SLICES]
+
+
+def see(lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Accounts | None) -> Seen:
+    """All of the days that have live rows, or on which a slice was published since the last account."""
+    live, ledger = Live.at(lake_root, pipeline), Ledger.read(lake_root, pipeline)
+    progress, kept_from, there = Progress.read(lake_root, pipeline), accounts_kept_from(final), final.days()
+    changed = final.days_changed_since(progress.seen_ms if progress else 0)
+    days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
+    return Seen(
+        final_version=final.version,
+        headers=final.headers(days),
+        live=live,
+        landed=Landed.at(lake_root, pipeline.source),
+        pruned_before=pruned_before(lake_root, pipeline),
+        counted=ledger.counted() if ledger else None,
+        accounted=accounts.done(days) if accounts else set(),
+        kept_from=kept_from,
+        batches_since=live.complete_since(),
+    )
+
+
+def events_due(lake_root: Folder, pipeline: Pipeline) -> int:
+    """How many events the slices hold that have no account yet."""
+    final = FinalTable.read(lake_root, pipeline)
+    if final is None:
+        return 0
+    return sum(header.events for header in see(lake_root, pipeline, final, Accounts.read(lake_root, pipeline)).due())

@@ -1,0 +1,203 @@
+"""The audit of a run: its staged rows against the pipeline's checks; what fails is blocked, and an incident."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import reduce
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from jobs.control.incidents import Incidents, blocked
+from jobs.failpoints import FailPoint, reach
+from jobs.finality import planning
+from jobs.finality.runs import KEPT_SECONDS, Plan, RunFolder, Work, name_of
+from jobs.finality.tries import StagedSlice
+from jobs.lake.checksums import checksum
+from jobs.lake.final import INPUTS, FinalTable, columns_of
+from jobs.lake.states import State
+from jobs.pipelines.spec import Pipeline, Severity
+from jobs.quality import page
+from jobs.quality.audit import SMALL_ROWS, audit
+from jobs.quality.verdict import Failure, Verdict
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import arrow_place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# How many final slices say what is usual.
+_HISTORY = 20
+
+
+def staged_rows(lake_root: Folder, pipeline: Pipeline, run: str) -> int:
+    """How many rows a run has staged: what decides between an audit in memory and one by Spark."""
+    return sum(slice_.rows for slice_ in (RunFolder.of(lake_root, pipeline, run).staged() or {}).values())
+
+
+def is_small(rows: int) -> bool:
+    """Whether so many rows are judged in memory."""
+    return rows <= SMALL_ROWS
+
+
+def examine(
+    lake_root: Folder, pipeline: Pipeline, run: str, *, spark: "SparkSession | None" = None, link: str | None = None
+) -> dict[str, Verdict]:
+    """Judge the staged slices of a run; verdicts go to its folder, and bad ones to the ledger and the incidents."""
+    folder = RunFolder.of(lake_root, pipeline, run)
+    whole, staged, failed = folder.plan(), folder.staged(), folder.failed()
+    if staged is None:
+        raise Refusal(f"run {run!r} of {pipeline.name!r} has staged nothing: clear its recompute, or plan it anew")
+    plan = whole.only(staged)
+    docs = page_of(lake_root, pipeline, run)
+    said = str(docs).removeprefix(f"{lake_root}/")
+    now_ms = round(time.time() * 1000)
+    planning.note(lake_root, pipeline, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=said) for w in plan.work))
+    files = folder.files_by_slice()
+    rows = {name: _dataset(pipeline, files(name)) for name in plan.names}
+    _require_all(folder, staged, rows)
+    page.discard_old(docs.parent, KEPT_SECONDS)
+    verdicts = _judge(lake_root, pipeline, plan, rows, staged, docs, spark)
+    documents = {
+        name: _document(verdict, rows=staged[name].rows, checksum=checksum(pipeline, rows[name]))
+        for name, verdict in verdicts.items()
+    }
+    verdicts |= {name: _not_computed(name, why) for name, why in failed.items()}
+    folder.decide(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
+    _block(lake_root, pipeline, whole.only(verdicts), verdicts, said, link)
+    reach(FailPoint.AUDITED, 0)
+    return verdicts
+
+
+def _require_all(folder: RunFolder, staged: Mapping[str, StagedSlice], rows: Mapping[str, ds.Dataset]) -> None:
+    """Refuse to judge less than was staged: a file that is gone, or shorter, says nothing of the data."""
+    there = {name: found.count_rows() for name, found in rows.items()}
+    if torn := [name for name, slice_ in staged.items() if there[name] != slice_.rows]:
+        first = torn[0]
+        raise Refusal(
+            f"{staged[first].rows:,} rows of slice {first} were staged in {folder.path}, {there[first]:,} are there "
+            f"({len(torn)} slices are so): nothing is published, and the next run computes them again"
+        )
+
+
+def _document(verdict: Verdict, *, rows: int, checksum: str) -> dict[str, Any]:
+    """What is kept of a verdict. Without a checksum there are no rows that somebody could approve."""
+    failures = [{**asdict(failure), "sentence": failure.sentence} for failure in verdict.worst_first]
+    return {"passed": verdict.passed, "failures": failures, "rows": rows, "checksum": checksum}
+
+
+def _not_computed(slice_: str, why: str) -> Verdict:
+    failure = Failure(
+        expectation="the slice can be computed",
+        type="computed",
+        column=None,
+        severity=Severity.CRITICAL,
+        observed=why,
+    )
+    return Verdict(slice=slice_, failures=(failure,))
+
+
+def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
+    """The page about the audit of a run."""
+    return lake_root / "quality" / pipeline.name / f"{name_of(run)}.html"
+
+
+def _judge(
+    lake_root: Folder,
+    pipeline: Pipeline,
+    plan: Plan,
+    rows: Mapping[str, ds.Dataset],
+    staged: Mapping[str, StagedSlice],
+    docs: Folder,
+    spark: "SparkSession | None",
+) -> dict[str, Verdict]:
+    if not plan.work:
+        return {}
+    final = FinalTable.read(lake_root, pipeline)
+    usual = _usual_rows(final) if final else None
+    facts = pd.DataFrame([_facts(pipeline, work, rows[work.slice], staged[work.slice], usual) for work in plan.work])
+    windows: Any = _by_spark(spark, RunFolder.of(lake_root, pipeline, plan.run)) if spark else _in_memory(rows)
+    return audit(pipeline, windows, facts, run=plan.run, docs=docs)
+
+
+def _dataset(pipeline: Pipeline, files: Sequence[Folder]) -> ds.Dataset:
+    places = [arrow_place(file) for file in files]
+    columns = columns_of(pipeline).append(pa.field(INPUTS, pa.int64()))
+    if not places:
+        return ds.dataset(columns.empty_table())
+    return ds.dataset([name for name, _ in places], columns, format="parquet", filesystem=places[0][1])
+
+
+def _in_memory(rows: Mapping[str, ds.Dataset]) -> pa.Table:
+    tables = []
+    for name, found in rows.items():
+        table = found.to_table()
+        tables.append(table.append_column("slice", pa.array([name] * table.num_rows, pa.string())))
+    return pa.concat_tables(tables)
+
+
+def _by_spark(spark: "SparkSession", folder: RunFolder) -> Any:
+    """Each try has a folder of its own, which Spark takes for another partition scheme: they are read one by one."""
+    frames = [spark.read.parquet(str(stage)) for stage in folder.stages()]
+    return reduce(lambda one, other: one.unionByName(other), frames)
+
+
+def _facts(
+    pipeline: Pipeline, work: Work, rows: ds.Dataset, staged: StagedSlice, usual: float | None
+) -> dict[str, Any]:
+    return {
+        "slice": work.slice,
+        "rows": staged.rows,
+        "events": work.events,
+        "read": staged.read,
+        "counted": _sum(rows, pipeline.counts) if pipeline.counts else None,
+        "window_events": work.window_events if pipeline.counts else None,
+        "inputs": _sum(rows, INPUTS),
+        "expected": staged.expected,
+        "usual_rows": usual,
+    }
+
+
+def _sum(rows: ds.Dataset, measure: str) -> int:
+    with duckdb.connect() as database:
+        database.register("staged", rows)
+        found = database.execute(f'SELECT coalesce(sum("{measure}"), 0) FROM staged').fetchone()
+    return int(found[0]) if found else 0
+
+
+def _usual_rows(final: FinalTable) -> float | None:
+    """The median of the newest final slices that have rows at all."""
+    newest: list[int] = []
+    for day in reversed(final.days()):
+        headers = final.headers({day})
+        newest += [headers[name].rows for name in sorted(headers, reverse=True) if headers[name].rows]
+        if len(newest) >= _HISTORY:
+            break
+    return median(newest[:_HISTORY]) if newest else None
+
+
+def _block(
+    lake_root: Folder, pipeline: Pipeline, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None
+) -> None:
+    """``plan``: only of slices that have a verdict."""
+    bad = [work for work in plan.work if not verdicts[work.slice].passed]
+    if not bad:
+        return
+    reasons, now_ms = {work.slice: verdicts[work.slice].sentence for work in bad}, round(time.time() * 1000)
+    planning.note(
+        lake_root,
+        pipeline,
+        (plan.entry(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad),
+    )
+    incidents = Incidents.of(lake_root)
+    for work in bad:
+        text = (
+            f"slice {work.slice} of {pipeline.name} is blocked: {reasons[work.slice]}; nothing of it is published. "
+            f"Mend the data or the definition, then restate it, or publish it anyway with the DAG publish_blocked"
+        )
+        incidents.open(blocked(pipeline.name, work.slice), text, link=link)

@@ -1,0 +1,152 @@
+"""Events that came after a slice was computed: how many, and how many of them had arrived before it was over.
+
+The latter are in no slice that was made final by a right clock. Where they are found, the slice is done again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from jobs.lake.events import Landed
+from jobs.lake.states import ROLLED_BACK, Counted, Entry, Header, Known, State, Topic, is_in_time, is_of
+from jobs.pipelines.slices import slice_at, slice_named
+from jobs.pipelines.spec import Pipeline
+from jobs.storage.folders import Folder
+
+# A run has computed these slices up to some offsets, and has not published them.
+_COMPUTED_NOT_FINAL = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.BLOCKED)
+# Each of them is a query, under the lease; the next plans tell the others apart.
+_TOLD_APART_AT_ONCE = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missed:
+    """Events that are not in what was computed of a slice, and those of them that had come in time."""
+
+    late: int = 0
+    in_time: int | None = 0
+
+
+def count_late(
+    pipeline: Pipeline,
+    landed: Landed,
+    last: Counted | None,
+    known: Known,
+    ends: Mapping[int, int],
+    newest: str | None,
+    headers_of: Callable[[Collection[str]], Mapping[str, Header]],
+) -> tuple[Known, Counted]:
+    """What is known, with the events that came since the last count and that a slice was computed without.
+
+    ``newest``: the newest final slice. ``headers_of``: the headers of some days, for old slices with late events.
+
+    Returns:
+        what is known then, and how far it is counted.
+    """
+    topic_id = known.topic.topic_id
+    now = Counted(topic_id=topic_id, ends=ends, at_ms=known.now_ms)
+    if last and last.topic_id == topic_id:
+        now = replace(now, since_ms=last.since_ms)
+        rows = partial(landed.since, last.ends, last.since_ms)
+    elif last:
+        # Its topic was re-created: what was landed until now is counted by its arrival, and never again.
+        now = replace(now, since_ms=landed.newest_arrival_ms())
+        rows = partial(landed.since, {}, last.at_ms)
+    else:
+        rows = partial(landed.since, {}, 0)
+    unfinished = {name: entry for name, entry in known.entries.items() if entry.state in _COMPUTED_NOT_FINAL}
+    last_computed = max([*unfinished, *([newest] if newest else [])], default=None)
+    if last_computed is None:
+        return known, now
+    events = rows(slice_named(pipeline, last_computed).end_ms + pipeline.window.reach_ms).to_pylist()
+    touched = [_touched(pipeline, event["time"]) for event in events]
+    headers = headers_of({name[:8] for names in touched for name in names})
+    computed: dict[str, Header | Entry] = {**unfinished, **headers}
+    late, in_time = Counter[str](), Counter[str]()
+    for event, names in zip(events, touched, strict=True):
+        missing = [name for name in names if name in computed and _is_late(event, computed[name], known.topic)]
+        late.update(missing)
+        in_time.update(name for name in missing if _came_in_time(pipeline, name, event))
+    found = {name: headers[name] for name in late if name in headers}
+    return replace(known, headers={**known.headers, **found}, late=late, in_time=in_time), now
+
+
+def tell_apart(pipeline: Pipeline, landed: Landed, known: Known, counted: Counted | None) -> Known:
+    """Look up, once, which late events came in time, for lines of an older version that does not say it.
+
+    Such a slice counts as one with news, so that its line is written.
+    """
+    untold = [name for name, entry in known.entries.items() if entry.in_time is None][:_TOLD_APART_AT_ONCE]
+    told = {name: _told_apart(pipeline, landed, known, name, counted) for name in untold}
+    news = {name: known.late.get(name, 0) for name in told}
+    return replace(known, entries={**known.entries, **told}, late={**known.late, **news})
+
+
+def _told_apart(pipeline: Pipeline, landed: Landed, known: Known, name: str, counted: Counted | None) -> Entry:
+    entry, header = known.entries[name], known.headers.get(name)
+    computed = entry if entry.state in _COMPUTED_NOT_FINAL else header
+    if computed is None or (computed is header and header.verdict.startswith(ROLLED_BACK)):
+        return replace(entry, in_time=0)
+    return replace(entry, in_time=_missed(pipeline, landed, computed, counted).in_time)
+
+
+def missed_by(
+    lake_root: Folder, pipeline: Pipeline, computed: Header | Entry, newest: Entry | None, counted: Counted | None
+) -> Missed:
+    """The events that were counted and are not in what a run has computed of a slice.
+
+    By its own newest line, to which other plans have added; where the newest is another run's, by the events.
+    """
+    if newest and is_of(computed, newest):
+        return Missed(late=newest.late, in_time=newest.in_time)
+    landed = Landed.at(lake_root, pipeline.source)
+    return Missed() if landed is None else _missed(pipeline, landed, computed, counted)
+
+
+def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counted: Counted | None) -> Missed:
+    """By the events: those that were counted, behind the offsets up to which the slice was computed."""
+    if counted is None or counted.topic_id != _topic_id(computed):
+        return Missed()
+    name = computed.slice
+    before_ms = slice_named(pipeline, name).end_ms + pipeline.window.reach_ms
+    rows = landed.since(computed.offsets, counted.since_ms, before_ms).to_pylist()
+    counted_rows = (row for row in rows if row["offset"] < counted.ends.get(row["partition"], 0))
+    missing = [row for row in counted_rows if name in _touched(pipeline, row["time"])]
+    return Missed(late=len(missing), in_time=sum(_came_in_time(pipeline, name, row) for row in missing))
+
+
+def with_missed(
+    lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry], newest: Mapping[str, Entry], counted: Counted | None
+) -> list[Entry]:
+    """Lines of a run about its slices, with the events that each misses."""
+    missed = ((line, missed_by(lake_root, pipeline, line, newest.get(line.slice), counted)) for line in lines)
+    return [replace(line, late=found.late, in_time=found.in_time) for line, found in missed]
+
+
+def _came_in_time(pipeline: Pipeline, name: str, row: Mapping[str, int]) -> bool:
+    return is_in_time(pipeline, slice_named(pipeline, name), row["arrival"])
+
+
+def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
+    """The slices of the windows into which an event of this time falls."""
+    window, length = pipeline.window, pipeline.slice_seconds * 1000
+    first = slice_at(pipeline, max(0, time_ms - window.size_ms + window.slide_ms)).start_ms
+    return [slice_at(pipeline, start).name for start in range(first, time_ms + 1, length)]
+
+
+def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: Topic) -> bool:
+    """Whether an event was not yet landed when a slice was computed."""
+    at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
+    # Without offsets nothing of this topic was landed then, but maybe much of one that was there before.
+    if computed.offsets and _topic_id(computed) == topic.topic_id:
+        return row["offset"] >= computed.offsets.get(row["partition"], 0)
+    # Offsets of a topic that was re-created begin anew: only the time can tell.
+    return row["arrival"] > at_ms
+
+
+def _topic_id(computed: Header | Entry) -> str | None:
+    """Of which topic its offsets are."""
+    if isinstance(computed, Header):
+        return computed.topic_id
+    return computed.boundary.topic_id if computed.boundary else None

@@ -1,0 +1,179 @@
+"""What a plan reads of tables and topic: as much as can still change, however old the lake is.
+
+Events that are landed from now on are not older than the source's horizon. So a plan opens headers and ledger lines of
+the days since then, and of older days only those that are not whole, or of which something is asked, left or late.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+from kafka import KafkaAdminClient
+
+from jobs.broker.clock import Clock
+from jobs.broker.kafka import require
+from jobs.finality.late import count_late, tell_apart
+from jobs.finality.runs import slices_left
+from jobs.lake.events import Landed
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import Counted, Header, Known, Request, Topic, first_whole
+from jobs.pipelines.days import day_of, days_between, incomplete_days, settled_before_ms, tide_line
+from jobs.pipelines.slices import slice_named
+from jobs.pipelines.spec import Pipeline, Source
+from jobs.storage.folders import Folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What tables and topic said, all of it read once."""
+
+    known: Known
+    landed: Landed | None
+    ends: Mapping[int, int]
+    # How far late events are counted now, and how far they were by the plan before.
+    counted: Counted | None = None
+    counted_before: Counted | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Finals:
+    """The final table, if anything was ever published, and how many slices of each day are final."""
+
+    table: FinalTable | None
+    by_day: Mapping[str, int]
+
+    @classmethod
+    def of(cls, table: FinalTable | None) -> Self:
+        return cls(table=table, by_day=table.slices_by_day() if table else {})
+
+    def headers(self, days: Collection[str]) -> dict[str, Header]:
+        return self.table.headers(self.by_day.keys() & days) if self.table else {}
+
+    def changed_since(self, time_ms: int) -> set[str]:
+        return self.table.days_changed_since(time_ms) if self.table else set()
+
+    def first(self) -> str | None:
+        """The name of the first final slice."""
+        return min(self.headers([min(self.by_day)])) if self.by_day else None
+
+    def newest(self) -> str | None:
+        """The name of the last final slice."""
+        return max(self.headers([max(self.by_day)])) if self.by_day else None
+
+
+def read_inputs(
+    lake_root: Folder,
+    client: KafkaAdminClient,
+    pipeline: Pipeline,
+    final: FinalTable | None,
+    ledger: Ledger | None,
+    request: Request | None,
+    clock: Clock,
+) -> Inputs:
+    """All that decides what a run does."""
+    # The clock first: what the topic holds once a slice's time is over is all that came in time, or more.
+    now_ms, source, finals = clock(), pipeline.source, _Finals.of(final)
+    topic, landed = topic_of(client, source), Landed.at(lake_root, source)
+    ends = landed_ends(landed, source, topic)
+    asked = [slice_.name for slice_ in request.slices] if request else []
+    last = ledger.counted() if ledger else None
+    left = slices_left(lake_root, pipeline) | set(last.undecided if last else ())
+    known = _known(pipeline, now_ms, topic, landed, ends, finals, {*asked, *left})
+    if ledger is None:
+        return Inputs(known=known, landed=landed, ends=ends)
+    known = _with_entries(pipeline, replace(known, left=left & known.headers.keys()), ledger, set(asked))
+    # A topic of which nothing is landed yet has no late events: those that are landed are another's.
+    if landed is None or not ends:
+        return Inputs(known=known, landed=landed, ends=ends)
+    known, counted = count_late(pipeline, landed, last, known, ends, finals.newest(), finals.headers)
+    if missing := [name for name in known.late if name not in known.entries]:
+        known = replace(known, entries={**known.entries, **ledger.newest(missing)})
+    known = tell_apart(pipeline, landed, known, last)
+    return Inputs(known=known, landed=landed, ends=ends, counted=counted, counted_before=last)
+
+
+def line_of(pipeline: Pipeline, final: FinalTable | None, landed: Landed | None) -> tuple[int | None, int | None]:
+    """Where the first slice of a pipeline begins, and up to where every slice is final; none where there is none."""
+    finals = _Finals.of(final)
+    first_ms = _first_ms(pipeline, landed, finals)
+    return first_ms, _line_ms(pipeline, first_ms, finals, landed)
+
+
+def whole_from_ms(pipeline: Pipeline, landed: Landed | None) -> int:
+    """Where the first slice begins of which no event was removed; 0 if none ever was."""
+    from_ms = landed.from_ms if landed else 0
+    return first_whole(pipeline, from_ms, from_ms).start_ms if from_ms else 0
+
+
+def topic_of(client: KafkaAdminClient, source: Source) -> Topic:
+    """The source's topic as it is now."""
+    found = require(client, [source.name])[source.name]
+    return Topic(topic_id=found.topic_id, earliest=found.earliest, ends=found.latest)
+
+
+def landed_ends(landed: Landed | None, source: Source, topic: Topic) -> dict[int, int]:
+    """How far this very topic is landed."""
+    return landed.ends(source.name, topic.topic_id) if landed else {}
+
+
+def _known(
+    pipeline: Pipeline,
+    now_ms: int,
+    topic: Topic,
+    landed: Landed | None,
+    ends: Mapping[int, int],
+    finals: _Finals,
+    named: Iterable[str],
+) -> Known:
+    """What the final table says of the days that are looked at, also of those in which ``named`` slices begin."""
+    first_ms, recent_ms = _first_ms(pipeline, landed, finals), settled_before_ms(pipeline, now_ms)
+    days = set(days_between(recent_ms, now_ms))
+    if first_ms is not None:
+        begin_ms = max(first_ms, whole_from_ms(pipeline, landed))
+        days |= set(incomplete_days(pipeline, begin_ms, now_ms, finals.by_day))
+        # Slices of its day that can't be made final any more may be final: their number says nothing of the others.
+        days |= {day_of(begin_ms)} if begin_ms > first_ms else set()
+    more = finals.changed_since(recent_ms) | {name[:8] for name in named}
+    return Known(
+        now_ms=now_ms,
+        first_ms=first_ms,
+        events_from_ms=landed.from_ms if landed else 0,
+        topic=topic,
+        landed=topic.landed(ends),
+        headers=finals.headers(days | more),
+        entries={},
+        line_ms=_line_ms(pipeline, first_ms, finals, landed),
+        days=days,
+    )
+
+
+def _first_ms(pipeline: Pipeline, landed: Landed | None, finals: _Finals) -> int | None:
+    event_ms, first = landed.first_ms() if landed else None, finals.first()
+    if landed and event_ms is not None:
+        event_ms = max(event_ms, first_whole(pipeline, event_ms, landed.from_ms).start_ms)
+    starts = [event_ms] if event_ms is not None else []
+    return min([*starts, slice_named(pipeline, first).start_ms] if first else starts, default=None)
+
+
+def _line_ms(pipeline: Pipeline, first_ms: int | None, finals: _Finals, landed: Landed | None) -> int | None:
+    """The tide line. It passes over slices that nobody can make final any more, since their events were removed."""
+    line_ms, whole_ms = _line_from(pipeline, first_ms, finals), whole_from_ms(pipeline, landed)
+    if first_ms is None or whole_ms <= (first_ms if line_ms is None else line_ms):
+        return line_ms
+    later_ms = _line_from(pipeline, whole_ms, finals)
+    return whole_ms if later_ms is None else later_ms
+
+
+def _line_from(pipeline: Pipeline, first_ms: int | None, finals: _Finals) -> int | None:
+    return tide_line(pipeline, first_ms, finals.by_day, lambda day: finals.headers([day]))
+
+
+def _with_entries(pipeline: Pipeline, known: Known, ledger: Ledger, asked: Collection[str]) -> Known:
+    """What the ledger says of the slices that are looked at."""
+    recent_ms, days, wanted = settled_before_ms(pipeline, known.now_ms), set(known.days or ()), {*asked, *known.left}
+    told = [n for n, h in known.headers.items() if n[:8] in days or n in wanted or h.as_of_ms >= recent_ms]
+    versions = {name: known.headers[name].version for name in told if name not in asked}
+    entries, settled = ledger.unsettled(days | {name[:8] for name in (*told, *asked)}, versions)
+    rest = tuple(name for name in told if name not in settled)
+    return replace(known, entries=entries, settled=settled, with_entries=rest)

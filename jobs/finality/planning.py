@@ -1,0 +1,296 @@
+"""The plan of a recompute run: takes boundaries, counts late events, and decides which slices are due."""
+
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from deltalake.exceptions import DeltaError
+from kafka import KafkaAdminClient
+
+from jobs.broker.clock import Clock
+from jobs.control.epochs import Phase, Receipt
+from jobs.control.events_needed import said_needed, say_needed
+from jobs.control.folder import Control, Lease
+from jobs.control.incidents import Incidents, blocked
+from jobs.finality.late import with_missed
+from jobs.finality.plan_inputs import Inputs, landed_ends, read_inputs, topic_of
+from jobs.finality.runs import Plan, RunFolder, Work, discard_old
+from jobs.lake.events import Count, Landed
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import (
+    MAX_SLICES,
+    Boundary,
+    Due,
+    Entry,
+    Request,
+    State,
+    Survey,
+    in_time_of,
+    is_passed,
+    needed_from_ms,
+    outdated_slices,
+    removed,
+    survey,
+    with_late,
+)
+from jobs.pipelines.slices import Slice
+from jobs.pipelines.spec import Pipeline
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder
+
+# One who publishes a large slice sends it to its topic under the lease.
+LEASE_PATIENCE_SECONDS = 300.0
+_POLL_SECONDS = 0.2
+# Ingest lands what has arrived a few seconds later: to wait for it is sooner than the next run.
+INGEST_PATIENCE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What was found, and what the run does."""
+
+    survey: Survey
+    plan: Plan
+
+
+@contextmanager
+def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
+    """The lease of a batch job for a short write: others who write wait their turn."""
+    lease = _acquire(lake_root, job)
+    # Not one that starts for too long: to send a weekend's slices takes a while.
+    lease.show(phase=Phase.RUNNING)
+    receipt = Receipt(time=time.time(), clean=False, cause="it failed while it wrote")
+    try:
+        yield lease
+        receipt = Receipt(time=time.time(), clean=True, cause="written")
+    finally:
+        lease.release(receipt)
+
+
+def _acquire(lake_root: Folder, job: str) -> Lease:
+    control = Control.of(lake_root, job)
+    # Here, too: what a store cannot do is not worth a wait.
+    control.documents.require_exclusive_create()
+    deadline = time.monotonic() + LEASE_PATIENCE_SECONDS
+    while True:
+        try:
+            return Lease.acquire(control, env={})
+        except Refusal:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+
+
+def look(
+    lake_root: Folder,
+    client: KafkaAdminClient,
+    pipeline: Pipeline,
+    request: Request | None,
+    clock: Clock,
+) -> Planned:
+    """What a run would do now; nothing is written. The clock is the broker's."""
+    final, ledger = _read(lake_root, pipeline)
+    seen = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
+    surveyed = survey(pipeline, seen.known, request)
+    return Planned(survey=surveyed, plan=_plan(pipeline, "", seen, surveyed))
+
+
+def _read(lake_root: Folder, pipeline: Pipeline) -> tuple[FinalTable | None, Ledger | None]:
+    """Both tables. Where a power cut has torn the log of one, its writer puts aside what is torn."""
+    try:
+        return FinalTable.read(lake_root, pipeline), Ledger.read(lake_root, pipeline)
+    except DeltaError:
+        with writing(lake_root, pipeline.recompute_job):
+            return FinalTable.open(lake_root, pipeline), Ledger.open(lake_root, pipeline)
+
+
+def await_ingest(
+    lake_root: Folder,
+    client: KafkaAdminClient,
+    pipeline: Pipeline,
+    run: str,
+    request: Request | None,
+    clock: Clock,
+) -> None:
+    """Take the boundaries that are to be taken now, and let ingest reach those that the next plan asks for.
+
+    These and no others: a slice that is over meanwhile is left to the next run, or there would always be one more.
+    """
+    waiting = look(lake_root, client, pipeline, request, clock).survey.waiting
+    if not waiting:
+        return
+    nothing = Request(slices=(), reason="its time has come")
+    taken = make(lake_root, client, pipeline, run, nothing, clock, begins=False).survey.taken
+    boundaries = [taken.get(slice_, boundary) for slice_, boundary in waiting.items()]
+    topic, deadline = topic_of(client, pipeline.source), time.monotonic() + INGEST_PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        ends = topic.landed(landed_ends(Landed.at(lake_root, pipeline.source), pipeline.source, topic))
+        if all(boundary.is_reached(ends) for boundary in boundaries):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def make(
+    lake_root: Folder,
+    client: KafkaAdminClient,
+    pipeline: Pipeline,
+    run: str,
+    request: Request | None,
+    clock: Clock,
+    *,
+    begins: bool = True,
+) -> Planned:
+    """Plan a run: boundaries and states go into the ledger, the plan into the run's folder, unless it only looks."""
+    with writing(lake_root, pipeline.recompute_job) as lease:
+        final, ledger = FinalTable.open(lake_root, pipeline), Ledger.open(lake_root, pipeline)
+        seen = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
+        surveyed = survey(pipeline, seen.known, request)
+        plan = _plan(pipeline, run, seen, surveyed)
+        lease.check()
+        still_blocked = _close_incidents(lake_root, pipeline, ledger)
+        folder = RunFolder.of(lake_root, pipeline, run)
+        if begins:
+            # Before the ledger says that it is under way: by its folder the next run finds what this one leaves.
+            lease.check()
+            folder.begin(plan)
+        decides = begins and not request
+        _tell(ledger, seen, surveyed, plan, decides=decides)
+        if begins and not plan.work and not plan.untold:
+            # Every plan looks through the folders of runs.
+            folder.end()
+        discard_old(lake_root, pipeline, gives_up=decides, but=folder)
+        lease.check()
+        _say_needed(lake_root, pipeline, seen, surveyed, {*still_blocked, *seen.known.left}, request)
+    return Planned(survey=surveyed, plan=plan)
+
+
+def _say_needed(
+    lake_root: Folder,
+    pipeline: Pipeline,
+    seen: Inputs,
+    surveyed: Survey,
+    open_: Collection[str],
+    request: Request | None,
+) -> None:
+    """Which events this pipeline still needs. A plan for a request does not see all that is due: it raises nothing."""
+    from_ms, job = needed_from_ms(pipeline, seen.known, surveyed, open_), pipeline.recompute_job
+    if request:
+        from_ms = min(from_ms, said_needed(lake_root, job) or 0)
+    say_needed(lake_root, job, from_ms)
+
+
+def _close_incidents(lake_root: Folder, pipeline: Pipeline, ledger: Ledger) -> list[str]:
+    """Of blocked slices that are final: who published one may have died before it said so. Those that still are."""
+    incidents, prefix = Incidents.of(lake_root), blocked(pipeline.name, "")
+    names = [incident.key.removeprefix(prefix) for incident in incidents.still_open(prefix)]
+    final = [name for name, entry in ledger.newest(names).items() if entry.state is State.FINAL]
+    incidents.close_blocked(pipeline.name, final)
+    return [name for name in names if name not in final]
+
+
+def outdated(lake_root: Folder, pipeline: Pipeline) -> tuple[Slice, ...]:
+    """Every final slice of an older definition whose events are there. It reads all headers, which a plan does not."""
+    final, landed = FinalTable.read(lake_root, pipeline), Landed.at(lake_root, pipeline.source)
+    headers, events_from_ms = final.headers() if final else {}, landed.from_ms if landed else 0
+    found = outdated_slices(pipeline, headers, events_from_ms)
+    if not found and outdated_slices(pipeline, headers, 0):
+        raise Refusal(removed(pipeline.source, events_from_ms))
+    return found
+
+
+def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:
+    """Write what becomes of the slices of a run, between its plan and its publish."""
+    said = list(lines)
+    if not said:
+        return
+    with writing(lake_root, pipeline.recompute_job):
+        ledger = Ledger.open(lake_root, pipeline)
+        newest, counted = ledger.newest([line.slice for line in said]), ledger.counted()
+        said = [line for line in said if not is_passed(line, newest.get(line.slice))]
+        ledger.append(with_missed(lake_root, pipeline, said, newest, counted))
+
+
+def _plan(pipeline: Pipeline, run: str, seen: Inputs, surveyed: Survey) -> Plan:
+    due, landed = surveyed.due[:MAX_SLICES], seen.landed
+    counts = landed.count(pipeline, [item.slice for item in due]) if landed else {}
+    return Plan(
+        pipeline=pipeline.name,
+        run=run,
+        as_of_ms=seen.known.now_ms,
+        fingerprint=pipeline.fingerprint,
+        checks=pipeline.checks_fingerprint,
+        topic_id=seen.known.topic.topic_id,
+        offsets=seen.ends,
+        events_version=landed.version if landed else 0,
+        work=tuple(_work(item, counts.get(item.slice.name, Count())) for item in due),
+        untold=surveyed.untold,
+    )
+
+
+def _work(due: Due, count: Count) -> Work:
+    return Work(
+        slice=due.slice.name,
+        version=due.version,
+        reason=due.reason,
+        boundary=due.boundary,
+        events=count.events,
+        window_events=count.window_events,
+        late=due.late,
+    )
+
+
+def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, now_ms: int) -> Entry:
+    """A slice with its boundary. One that has a line stays what it is: its topic was re-created, all of it is new."""
+    if entry:
+        return replace(entry, boundary=boundary, offsets={}, at_ms=now_ms)
+    return Entry(
+        slice=slice_.name, state=State.OPEN, at_ms=now_ms, run=run, boundary=boundary, reason="its time has come"
+    )
+
+
+def _undecided(seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> tuple[str, ...]:
+    """Slices of days that the next plan does not read, whose late events are counted and may yet reopen them.
+
+    A plan for a request decides about no other slice, and a run takes so many slices at most.
+    """
+    known, last = seen.known, seen.counted_before
+    found = {*known.late, *(last.undecided if last else ())}
+    if decides:
+        # The folders of dead runs may be given up now.
+        due = {slice_.name for slice_ in (*(due.slice for due in surveyed.due), *surveyed.waiting)}
+        found = {*found, *known.left} & due
+    found -= {work.slice for work in plan.work}
+    return tuple(sorted(name for name in found if name[:8] not in (known.days or ())))
+
+
+def _tell(ledger: Ledger, seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> None:
+    """Write boundaries, then what is closed or reopened, then what is being recomputed.
+
+    ``decides``: whether every slice that is due is in the plan, as far as there is room.
+    """
+    known, now_ms = seen.known, seen.known.now_ms
+    bounded = {
+        slice_.name: _bounded(slice_, boundary, known.entries.get(slice_.name), plan.run, now_ms)
+        for slice_, boundary in surveyed.taken.items()
+        if slice_.name not in known.headers
+    }
+    ledger.append(bounded.values())
+    entries = {**known.entries, **bounded}
+    planned = {work.slice for work in plan.work}
+    # Late events are counted once: from here on they are in the lines.
+    late = [
+        with_late(entries[name], count, now_ms, in_time=known.in_time.get(name, 0))
+        for name, count in known.late.items()
+        if name in entries and name not in planned
+    ]
+    begun = [
+        plan.entry(work, State.REOPENED if work.version else State.CLOSED, at_ms=now_ms, late=work.late)
+        for work in plan.work
+    ]
+    begun = [replace(line, in_time=in_time_of(known, line.slice)) for line in begun]
+    undecided = _undecided(seen, surveyed, plan, decides=decides)
+    counted = replace(seen.counted, undecided=undecided) if seen.counted else None
+    ledger.append([*begun, *late], counted=counted)
+    ledger.append(plan.entry(work, State.RECOMPUTING, at_ms=now_ms) for work in plan.work)

@@ -1,0 +1,307 @@
+"""Publishing: one commit per group of touching slices, then the topic, then the ledger. Safe to run again.
+
+Whatever a run has left undone after its commit, the next one does: the headers say what is published.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from jobs.control.folder import Lease
+from jobs.control.incidents import Incidents
+from jobs.failpoints import FailPoint, reach
+from jobs.finality.final_topic import Message, messages, send, tombstones, window_columns
+from jobs.finality.late import missed_by
+from jobs.finality.planning import writing
+from jobs.finality.runs import Plan, RunFolder, Work, slices_left
+from jobs.lake.checksums import checksum
+from jobs.lake.final import FinalTable, Publication, PublishedMeanwhileError, UnreadableRowsError
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import ROLLED_BACK, Counted, Entry, Header, State, early, is_passed, reconciled
+from jobs.pipelines.slices import runs_of, slice_named
+from jobs.pipelines.spec import Pipeline
+from jobs.refusal import Refusal
+from jobs.settings import KeptDays, Settings
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import write
+
+log = logging.getLogger(__name__)
+
+# What is told is in the ledger, so one who takes over goes on behind it.
+_TOLD_AT_ONCE = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What became of a run: slices with their new versions, those that stay blocked, those that another run took."""
+
+    versions: Mapping[str, int]
+    blocked: Mapping[str, Sequence[str]]
+    refused: Mapping[str, str]
+    messages: int
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        parts = [f"{len(self.versions)} slices are final"]
+        parts += [f"{len(self.blocked)} blocked"] if self.blocked else []
+        parts += [f"{len(self.refused)} left to another run"] if self.refused else []
+        return ", ".join(parts)
+
+
+def publish(
+    settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[str, str] | None = None, *, now_ms: int
+) -> Published:
+    """Publish what the audit of a run has passed, or what a person approves: slice -> who and why.
+
+    ``now_ms``: by the broker's clock. A slice that is not over by then is left to a later run, whatever the plan says.
+    """
+    folder = RunFolder.of(settings.lake_root, pipeline, run)
+    plan, verdicts = folder.plan(), folder.verdicts()
+    if verdicts is None:
+        raise Refusal(f"run {run!r} of {pipeline.name!r} was not audited: clear its audit, or plan it anew")
+    passed = [name for name, verdict in verdicts.items() if verdict["passed"]]
+    if never := [name for name in approved or () if not verdicts.get(name, {}).get("checksum")]:
+        raise Refusal(
+            f"slice {never[0]} was not computed in run {run!r}, so there is nothing to publish: mend the definition or "
+            "the data, then restate the slice"
+        )
+    chosen = {work.slice: work for work in plan.only(passed if approved is None else approved).work}
+    too_early = {name: why for name in chosen if (why := _too_early(pipeline, name, now_ms))}
+    with writing(settings.lake_root, pipeline.recompute_job) as lease:
+        final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
+        headers = {
+            name: _header(pipeline, plan, work, verdicts[name], (approved or {}).get(name))
+            for name, work in chosen.items()
+            if name not in too_early
+        }
+        taken, unreadable = _commit(settings.lake_root, pipeline, final, lease, folder, headers)
+        refused = too_early | taken | unreadable
+        reach(FailPoint.PUBLISHED, 0)
+        told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
+        versions, settled, sent = _tell(settings, pipeline, final, ledger, lease, told)
+        final.tend(lease.check, now_ms)
+    reach(FailPoint.TOLD, 0)
+    stay = {
+        name: [failure["sentence"] for failure in verdict["failures"]]
+        for name, verdict in verdicts.items()
+        if not verdict["passed"]
+    }
+    Incidents.of(settings.lake_root).close_blocked(pipeline.name, settled)
+    # A plan finds an old slice by the folder of a run that has not ended. One is enough, of however many that tried it.
+    others = slices_left(settings.lake_root, pipeline, but=folder) if unreadable else set()
+    if approved is None and not stay and unreadable.keys() <= others:
+        folder.end()
+    return Published(
+        versions=versions,
+        blocked=stay if approved is None else {},
+        refused=refused,
+        messages=sent,
+    )
+
+
+def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
+    """A plan that was made by a wrong clock, or by a version that asked this machine's, must not get through."""
+    why = early(pipeline, slice_named(pipeline, name), now_ms)
+    return f"slice {name} is left to a later run, since by the broker's clock {why}" if why else None
+
+
+def roll_back(
+    settings: Settings, pipeline: Pipeline, slice_: str, version: int, *, run: str, reason: str, by: str
+) -> Header:
+    """Publish the rows of an earlier version again, as a version of their own."""
+    with writing(settings.lake_root, pipeline.recompute_job) as lease:
+        final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
+        now = final.headers({slice_[:8]}).get(slice_)
+        old, rows = earlier(settings.lake_root, pipeline, final, slice_, version)
+        if now is None or now.version == version:
+            raise Refusal(f"slice {slice_} of {pipeline.name!r} is at version {version} already: nothing to roll back")
+        header = replace(
+            old,
+            version=now.version + 1,
+            as_of_ms=round(time.time() * 1000),
+            run=run,
+            verdict=f"{ROLLED_BACK} to version {version}",
+            reason=f"rolled back to version {version} by {by}: {reason}",
+        )
+        _keep_gone(settings.lake_root, pipeline, final, now, run)
+        with final.staged() as stage:
+            files = _stage_again(stage, header, rows)
+            lease.check()
+            final.publish([Publication(header=header, files=files)])
+        reach(FailPoint.PUBLISHED, 0)
+        _tell(settings, pipeline, final, ledger, lease, {slice_})
+    Incidents.of(settings.lake_root).close_blocked(pipeline.name, [slice_])
+    RunFolder.of(settings.lake_root, pipeline, run).end()
+    return header
+
+
+def earlier(
+    lake_root: Folder, pipeline: Pipeline, final: FinalTable, slice_: str, version: int
+) -> tuple[Header, pa.Table]:
+    """Header and rows of a version of a slice, as long as the table's log and files are kept."""
+    table_version = final.published_at(slice_, version)
+    then = FinalTable.read(lake_root, pipeline, table_version) if table_version is not None else None
+    header = then.headers({slice_[:8]}).get(slice_) if then else None
+    if then is None or header is None or header.version != version:
+        raise Refusal(
+            f'version {version} of slice {slice_} of {pipeline.name!r} is not there: `tideline query "select slice, '
+            f'version, as_of from ledger_{pipeline.name}"` lists the versions; those that were replaced are kept for '
+            f"FINAL_VERSIONS_KEPT_DAYS={KeptDays.from_env().final_versions} days"
+        )
+    rows = then.rows(slice_)
+    # With other columns than it was published with it has another checksum.
+    same = then.has_columns_of_now(slice_)
+    return header if same else replace(header, checksum=checksum(pipeline, rows)), rows
+
+
+def _commit(
+    lake_root: Folder,
+    pipeline: Pipeline,
+    final: FinalTable,
+    lease: Lease,
+    folder: RunFolder,
+    headers: Mapping[str, Header],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """One commit per group of touching slices.
+
+    Returns:
+        why not: for slices that another run took, and for those whose rows of now cannot be read.
+    """
+    taken: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
+    files = folder.files_by_slice()
+    there = final.headers({name[:8] for name in headers})
+    mine = {n for n, h in headers.items() if n in there and (there[n].run, there[n].version) == (h.run, h.version)}
+    wanted = [slice_named(pipeline, name) for name in headers if name not in mine]
+    for group in runs_of(wanted):
+        publications = []
+        for name in (slice_.name for slice_ in group):
+            try:
+                final.require_version(there.get(name), headers[name])
+                if name in there:
+                    _keep_gone(lake_root, pipeline, final, there[name], headers[name].run)
+                publications.append(Publication(header=headers[name], files=files(name)))
+            except PublishedMeanwhileError as error:
+                taken[name] = str(error)
+            except UnreadableRowsError as error:
+                unreadable |= _told(error)
+        unreadable |= _publish_readable(pipeline, final, lease, publications)
+    return taken, unreadable
+
+
+def _publish_readable(
+    pipeline: Pipeline, final: FinalTable, lease: Lease, publications: Sequence[Publication]
+) -> dict[str, str]:
+    """One commit; why not, for slices with rows in folded files that cannot be read."""
+    refused: dict[str, str] = {}
+    while some := [each for each in publications if each.header.slice not in refused]:
+        lease.check()
+        try:
+            final.publish(some)
+        except UnreadableRowsError as error:
+            refused |= _told(error)
+        else:
+            log.info("published %d slices of %s from %s", len(some), pipeline.name, some[0].header.slice)
+            break
+    return refused
+
+
+def _told(error: UnreadableRowsError) -> dict[str, str]:
+    log.error("%d slices are left out: %s", len(error.sentences), error)
+    return error.sentences
+
+
+def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, Any], approval: str | None) -> Header:
+    warned = len(verdict["failures"])
+    passed = f"passed with {warned} warning{'s' if warned > 1 else ''}" if warned else "passed"
+    return Header(
+        slice=work.slice,
+        slice_seconds=pipeline.slice_seconds,
+        version=work.version + 1,
+        as_of_ms=plan.as_of_ms,
+        run=plan.run,
+        fingerprint=plan.fingerprint,
+        topic_id=plan.topic_id,
+        offsets=plan.offsets,
+        events_version=plan.events_version,
+        rows=verdict["rows"],
+        events=work.events,
+        checksum=verdict["checksum"],
+        verdict=f"blocked, approved by {approval}" if approval else passed,
+        reason=work.reason,
+    )
+
+
+def _keep_gone(lake_root: Folder, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
+    """What a slice serves until now, and what its own run had replaced: that one may have died before it told."""
+    try:
+        windows = [final.rows(now.slice, window_columns(pipeline))]
+    except (OSError, pa.ArrowException) as error:
+        raise UnreadableRowsError([now.slice], pipeline.final_table, str(error)) from error
+    if (earlier_ones := RunFolder.of(lake_root, pipeline, now.run).gone(now.slice)) is not None:
+        windows.append(earlier_ones)
+    names = window_columns(pipeline)
+    RunFolder.of(lake_root, pipeline, run).keep_gone(now.slice, pa.concat_tables(windows).group_by(names).aggregate([]))
+
+
+def _tell(
+    settings: Settings, pipeline: Pipeline, final: FinalTable, ledger: Ledger, lease: Lease, slices: Iterable[str]
+) -> tuple[dict[str, int], list[str], int]:
+    """The topic first, then the ledger: a slice that the ledger calls final needs nothing more.
+
+    Returns:
+        the version of each slice, those of which it is the last word, and how many messages were sent.
+    """
+    names, settled, sent = sorted(slices), list[str](), 0
+    headers = final.headers({name[:8] for name in names})
+    told = [headers[name] for name in names]
+    for some in (told[at : at + _TOLD_AT_ONCE] for at in range(0, len(told), _TOLD_AT_ONCE)):
+        wanted = (m for header in some for m in _messages(settings.lake_root, pipeline, final, lease, header))
+        sent += send(settings.kafka, pipeline.final_topic.name, wanted)
+        lease.check()
+        entries = ledger.newest([header.slice for header in some])
+        counted = ledger.counted()
+        newest = [header for header in some if not is_passed(header, entries.get(header.slice))]
+        ledger.append(
+            _line(settings.lake_root, pipeline, header, entries.get(header.slice), counted) for header in newest
+        )
+        settled += [header.slice for header in newest]
+    return {header.slice: header.version for header in told}, settled, sent
+
+
+def _line(lake_root: Folder, pipeline: Pipeline, header: Header, entry: Entry | None, counted: Counted | None) -> Entry:
+    line = reconciled(header, entry)
+    if not header.verdict.startswith(ROLLED_BACK):
+        missed = missed_by(lake_root, pipeline, header, entry, counted)
+        line = replace(line, late=missed.late, in_time=missed.in_time)
+    verdict = f"{header.verdict}; {header.reason}" if header.verdict not in ("", "passed") else header.reason
+    return replace(line, at_ms=round(time.time() * 1000), state=State.FINAL, reason=verdict)
+
+
+def _messages(
+    lake_root: Folder, pipeline: Pipeline, final: FinalTable, lease: Lease, header: Header
+) -> Iterable[Message]:
+    rows = final.rows(header.slice)
+    # Before each slice: one who slept while it sent would put older versions behind its successor's.
+    lease.check()
+    yield from messages(pipeline, header, rows)
+    gone = RunFolder.of(lake_root, pipeline, header.run).gone(header.slice)
+    if gone is not None:
+        yield from tombstones(pipeline, gone, rows)
+
+
+def _stage_again(stage: Folder, header: Header, rows: pa.Table) -> tuple[Folder, ...]:
+    if not rows.num_rows:
+        return ()
+    time_ = pa.scalar(header.as_of_ms * 1000, pa.timestamp("us", tz="UTC"))
+    more = {"version": pa.scalar(header.version, pa.int64()), "as_of": time_, "run": pa.scalar(header.run)}
+    for name, value in {**more, "fingerprint": pa.scalar(header.fingerprint)}.items():
+        rows = rows.append_column(name, pa.array([value.as_py()] * rows.num_rows, value.type))
+    file = stage / f"slice={header.slice}" / "rows.parquet"
+    write(rows, file)
+    return (file,)

@@ -1,0 +1,145 @@
+"""The batch half: the windows of the slices of one plan, through the same plan as the live job, into staged files."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import or_
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs import session
+from jobs.failpoints import FailPoint, reach
+from jobs.finality.runs import Plan, RunFolder
+from jobs.finality.tries import StagedSlice, Try, stop_when_task_ends
+from jobs.lake.events import Landed
+from jobs.lake.final import INPUTS
+from jobs.pipelines.slices import Slice, runs_of
+from jobs.pipelines.spec import Pipeline, Source
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.storage.folders import Folder
+from jobs.storage.spark_files import write_counted
+from jobs.transforms.aggregate import aggregate, inputs_of_windows, slice_of
+from jobs.transforms.deduplicate import first_arrivals
+
+log = logging.getLogger(__name__)
+
+_ROWS_PER_FILE = 5_000_000
+
+
+def run(settings: Settings, pipeline: Pipeline, run_id: str, try_name: str | None = None) -> None:
+    """Stage what the plan of a run asks for.
+
+    ``try_name``: the try of a task, which takes what is staged. Without one it is taken at once.
+    """
+    folder = RunFolder.of(settings.lake_root, pipeline, run_id)
+    plan = folder.plan()
+    if plan.fingerprint != pipeline.fingerprint:
+        raise Refusal(f"{pipeline.name!r} has changed since run {run_id!r} was planned: plan it anew")
+    own = Try(run=folder.path, name=try_name) if try_name else Try.begin(folder.path, plan.names)
+    part = plan.only(own.slices())
+    if part.has_windows:
+        with stop_when_task_ends(own), session.opened(settings, f"recompute {pipeline.name}") as spark:
+            own.write_result(stage(spark, settings, pipeline, part, own))
+    else:
+        own.write_result({name: StagedSlice() for name in part.names})
+    if not try_name:
+        folder.take(own.result())
+    reach(FailPoint.SLICES_STAGED, 0)
+
+
+def stage(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, own: Try) -> dict[str, StagedSlice]:
+    """Read the events once pinned, aggregate, and write a folder per slice; what is staged of each."""
+    slices = plan.slices(pipeline)
+    events = read_events(spark, settings, pipeline, plan.events_version, slices)
+    counts = _counts(events, pipeline, slices)
+    inputs = F.count(F.lit(1)).alias(INPUTS)
+    windows = aggregate(first_arrivals(events, pipeline.source), pipeline, inputs).where(within("window_start", slices))
+    staged = own.staged_rows(_write(_signed(spark, windows, plan), own.stage, pipeline))
+    log.info("staged %d slices of %s from %d events", len(slices), pipeline.name, sum(r for r, _ in counts.values()))
+    return {name: _staged(counts.get(name, (0, 0)), staged.get(name, (0, ()))) for name in plan.names}
+
+
+def _staged(counts: tuple[int, int], written: tuple[int, tuple[str, ...]]) -> StagedSlice:
+    (read, expected), (rows, files) = counts, written
+    return StagedSlice(read=read, expected=expected, rows=rows, files=files)
+
+
+def _counts(events: DataFrame, pipeline: Pipeline, slices: Sequence[Slice]) -> dict[str, tuple[int, int]]:
+    """Of each slice: how many events were read, and how many rows must be counted in its windows."""
+    own = slice_of(F.col("event_time"), pipeline.slice_seconds).alias("slice")
+    read = events.where(within("event_time", slices)).select(own, F.lit(1).alias("read"), F.lit(0).alias("expected"))
+    inputs = inputs_of_windows(first_arrivals(events, pipeline.source), pipeline)
+    expected = inputs.where(within("window_start", slices)).select("slice", F.lit(0), F.lit(1))
+    sums = read.union(expected).groupBy("slice").agg(F.sum("read").alias("read"), F.sum("expected").alias("expected"))
+    return {row["slice"]: (row["read"], row["expected"]) for row in sums.collect()}
+
+
+def read_events(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, version: int, slices: Iterable[Slice]
+) -> DataFrame:
+    """The accepted events that can touch windows of these slices, at one version of their table."""
+    source, window = pipeline.source, pipeline.window
+    landed = Landed.at(settings.lake_root, source, version)
+    if landed is None and Landed.at(settings.lake_root, source) is None:
+        raise Refusal(f"{source.events_table} is gone: restore it, then plan the run anew")
+    ranges = [
+        (touching[0].start_ms - window.look_back_ms, touching[-1].end_ms + window.reach_ms)
+        for touching in runs_of(slices)
+    ]
+    files = landed.files(ranges) if landed else []
+    if landed is None or landed.deleted(files):
+        raise Refusal(
+            f"version {version} of {source.events_table}, on which the run was planned, is gone: old versions are kept "
+            "for some hours; clear the run's plan, or leave its slices to the next run"
+        )
+    rows = spark.read.schema(_columns(source)).parquet(*(str(landed.path / file) for file in files))
+    return rows.where(F.col("reason").isNull() & _in_ranges("event_time", ranges)).drop("reason")
+
+
+def within(column: str, slices: Iterable[Slice]) -> Column:
+    """Whether a time lies in one of the slices."""
+    return _in_ranges(column, [(touching[0].start_ms, touching[-1].end_ms) for touching in runs_of(slices)])
+
+
+def _in_ranges(column: str, ranges: Iterable[tuple[int, int]]) -> Column:
+    times = F.col(column)
+    between = [
+        (times >= F.timestamp_millis(F.lit(from_))) & (times < F.timestamp_millis(F.lit(to))) for from_, to in ranges
+    ]
+    return reduce(or_, between, F.lit(False))
+
+
+def _columns(source: Source) -> str:
+    """The columns of `events` that recompute reads, so that Spark need not look for them."""
+    own = ", ".join(f"`{field.name}` {field.type}" for field in source.columns)
+    record = "topic STRING, partition INT, offset BIGINT, arrival_time TIMESTAMP, event_time TIMESTAMP"
+    return f"{record}, {own}, reason STRING"
+
+
+def _signed(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
+    """The windows with the version that each slice will have."""
+    versions = {work.slice: work.version + 1 for work in plan.work}
+    if len(set(versions.values())) == 1:
+        versioned = windows.withColumn("version", F.lit(next(iter(versions.values()))).cast("bigint"))
+    else:
+        columns = pa.schema({"slice": pa.string(), "version": pa.int64()})
+        rows = [{"slice": name, "version": version} for name, version in versions.items()]
+        known = session.small_frame(spark, columns, rows)
+        versioned = windows.join(F.broadcast(known), "slice")
+    return versioned.withColumns(
+        {
+            "as_of": F.timestamp_millis(F.lit(plan.as_of_ms)),
+            "run": F.lit(plan.run),
+            "fingerprint": F.lit(plan.fingerprint),
+        }
+    )
+
+
+def _write(windows: DataFrame, folder: Folder, pipeline: Pipeline) -> int:
+    """One file per slice, in order: the same rows give the same bytes."""
+    order = ("slice", "window_start", *(f"`{key}`" for key in pipeline.keys))
+    ordered = windows.repartition("slice").sortWithinPartitions(*order)
+    return write_counted(ordered, "slice", folder, maxRecordsPerFile=_ROWS_PER_FILE)

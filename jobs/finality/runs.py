@@ -1,0 +1,327 @@
+"""The folder of a recompute run: what was planned, staged and decided, until it is published or given up.
+
+It lies below the final table, so that publishing moves files within one file system.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+
+from jobs.control.incidents import report_of
+from jobs.finality.tries import StagedSlice
+from jobs.lake.states import Boundary, Entry, State
+from jobs.pipelines.slices import Slice, slice_named
+from jobs.pipelines.spec import Pipeline
+from jobs.refusal import Refusal
+from jobs.storage.documents import UNREADABLE, Report, keep_copy
+from jobs.storage.folders import Folder, last_written, make_folder, remove, whole, write_whole
+from jobs.storage.parquet import files_in, read, write
+
+# What a human may still publish is kept as long as the source's topic is.
+KEPT_SECONDS = 7 * 24 * 3600
+_GONE = "gone"
+# Airflow tries a task again that died after its work was done, before it could say so.
+ENDED_KEPT_SECONDS = 3600
+# A run that died is no longer waited for, once another has planned its slices: one run of a pipeline at a time.
+REPLACED_KEPT_SECONDS = 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One slice of a run: the version that is served now, why it is done, and what it must hold."""
+
+    slice: str
+    version: int
+    reason: str
+    boundary: Boundary
+    events: int
+    window_events: int
+    late: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run does. The same plan gives the same rows: its inputs are pinned."""
+
+    pipeline: str
+    run: str
+    as_of_ms: int
+    fingerprint: str
+    # Of the checks, by which it is judged.
+    checks: str
+    topic_id: str
+    offsets: Mapping[int, int]
+    events_version: int
+    work: tuple[Work, ...]
+    # Slices that are published, and of which neither the ledger nor the topic knows yet.
+    untold: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its slices."""
+        return tuple(work.slice for work in self.work)
+
+    def only(self, slices: Iterable[str]) -> Self:
+        """The same for a part of its slices."""
+        wanted = set(slices)
+        return replace(self, work=tuple(work for work in self.work if work.slice in wanted))
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether there is anything to compute: empty slices need no Spark."""
+        return any(work.window_events for work in self.work)
+
+    def entry(
+        self,
+        work: Work,
+        state: State,
+        *,
+        at_ms: int,
+        late: int = 0,
+        reason: str | None = None,
+        docs: str | None = None,
+    ) -> Entry:
+        """A line of the ledger about one of its slices; ``late`` are events that came since the plan."""
+        return Entry(
+            slice=work.slice,
+            state=state,
+            at_ms=at_ms,
+            run=self.run,
+            version=work.version + 1,
+            fingerprint=self.fingerprint,
+            boundary=work.boundary,
+            offsets=self.offsets,
+            events_version=self.events_version,
+            events=work.events,
+            late=late,
+            checks=self.checks,
+            reason=work.reason if reason is None else reason,
+            docs=docs,
+        )
+
+    def slices(self, pipeline: Pipeline) -> list[Slice]:
+        """The slices, in order."""
+        return [slice_named(pipeline, work.slice) for work in self.work]
+
+
+def name_of(run: str) -> str:
+    """A run's id as the name of a file or folder: no two ids have the same."""
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:150]}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps what its tasks hand to each other."""
+
+    path: Folder
+    report: Report | None = None
+
+    @classmethod
+    def of(cls, lake_root: Folder, pipeline: Pipeline, run: str) -> Self:
+        """The folder of a run of a pipeline."""
+        return cls(_root(lake_root, pipeline) / name_of(run), report_of(lake_root))
+
+    def begin(self, plan: Plan) -> None:
+        """Write the plan; earlier tries are over, and what they left is gone, but what is still to be sent."""
+        make_folder(self.path)
+        for left in self.path.iterdir():
+            if left.is_dir() and left.name not in (_GONE, UNREADABLE):
+                remove(left)
+            # The plan is replaced: without one nobody would know what a run that dies here has left.
+            elif left.is_file() and left.name != "plan.json":
+                left.unlink()
+        self._write("plan", asdict(plan))
+
+    def plan(self) -> Plan:
+        """The plan of this run."""
+        read = self._read("plan")
+        if read is None:
+            raise Refusal(f"run folder {self.path} holds no plan: the run was given up or cleaned away; plan it anew")
+        work = tuple(Work(**{**item, "boundary": _boundary(item["boundary"])}) for item in read["work"])
+        offsets = {int(partition): end for partition, end in read["offsets"].items()}
+        return Plan(**{**read, "work": work, "offsets": offsets, "untold": tuple(read["untold"])})
+
+    def take(self, staged: Mapping[str, StagedSlice], failed: Mapping[str, str] | None = None) -> None:
+        """Take what tries have staged. ``failed``: why, for slices that could not be computed."""
+        slices = {name: asdict(slice_) for name, slice_ in staged.items()}
+        self._write("staged", {"slices": slices, "failed": dict(failed or {})})
+
+    def staged(self) -> dict[str, StagedSlice] | None:
+        """What is staged of each slice; none before all tries are over."""
+        read = self._read("staged")
+        if read is None or "slices" not in read:
+            return None
+        return {name: StagedSlice.of(slice_) for name, slice_ in read["slices"].items()}
+
+    def failed(self) -> dict[str, str]:
+        """Why some slices could not be computed."""
+        return dict((self._read("staged") or {}).get("failed", {}))
+
+    def stages(self) -> list[Folder]:
+        """The folders of tries that hold rows which were taken."""
+        files = [file for slice_ in (self.staged() or {}).values() for file in slice_.files]
+        return [self.path / name for name in sorted({file.partition("/")[0] for file in files})]
+
+    def files(self, slice_: str) -> tuple[Folder, ...]:
+        """The staged files of a slice."""
+        return self.files_by_slice()(slice_)
+
+    def files_by_slice(self) -> Callable[[str], tuple[Folder, ...]]:
+        """The staged files of each slice that is asked for. The document is read once: a run may have thousands."""
+        staged, earlier = self.staged() or {}, (self._read("staged") or {}).get("windows")
+
+        def files(slice_: str) -> tuple[Folder, ...]:
+            if earlier:
+                # A run of an earlier version, of which a person may approve a blocked slice.
+                return tuple(files_in(self.path / str(earlier) / f"slice={slice_}"))
+            return tuple(self.path / file for file in staged[slice_].files) if slice_ in staged else ()
+
+        return files
+
+    def decide(self, verdicts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write the audit's verdicts, slice by slice."""
+        self._write("verdicts", dict(verdicts))
+
+    def verdicts(self) -> dict[str, dict[str, Any]] | None:
+        """The audit's verdicts; none before it."""
+        return self._read("verdicts")
+
+    def keep_gone(self, slice_: str, windows: pa.Table) -> None:
+        """Before a slice is replaced: the windows that it served until then, or had served and nobody has told."""
+        folder = self.path / _GONE
+        make_folder(folder)
+        with whole(folder / f"{slice_}.parquet") as new:
+            write(windows, new)
+
+    def gone(self, slice_: str) -> pa.Table | None:
+        """What `keep_gone` has kept; none if it has kept nothing."""
+        file = self.path / _GONE / f"{slice_}.parquet"
+        return read(file) if file.is_file() else None
+
+    def end(self) -> None:
+        """Say that nothing is left to do; it stays for a while, for one who is not sure that it was done."""
+        self._write("ended", {})
+
+    @property
+    def left(self) -> set[str]:
+        """The slices of its plan, until it has ended."""
+        # Another run may clean it away at this moment.
+        with suppress(FileNotFoundError):
+            plan = None if self.has_ended else self._read("plan")
+            return {work["slice"] for work in plan["work"]} if plan else set()
+        return set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is left to do."""
+        return (self.path / "ended.json").is_file()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody needs it any more: it ended a while ago, or is so old that it was given up."""
+        now = time.time()
+        with suppress(FileNotFoundError):
+            return now - (self.path / "ended.json").stat().st_mtime > ENDED_KEPT_SECONDS
+        return 0 < self.touched < now - KEPT_SECONDS
+
+    @property
+    def has_published_nothing(self) -> bool:
+        """Whether it has a plan and no verdicts: nothing of it is published, and nothing can be approved."""
+        if not (self.path / "plan.json").is_file() or self.has_ended:
+            return False
+        return not (self.path / _GONE).is_dir() and not self.verdicts()
+
+    @property
+    def touched(self) -> float:
+        """When it was planned, or last replaced something; 0 if somebody cleans it away at this moment."""
+        moments = [0.0]
+        with suppress(FileNotFoundError):
+            moments.append((self.path / "plan.json").stat().st_mtime)
+        with suppress(FileNotFoundError):
+            moments.append(last_written(self.path / _GONE))
+        if not any(moments):
+            with suppress(FileNotFoundError):
+                moments.append(last_written(self.path))
+        return max(moments)
+
+    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+        write_whole(self.path / f"{name}.json", json.dumps(document).encode())
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """A document of the run. One that cannot be read is given up: a copy of it is kept, and it is gone."""
+        file = self.path / f"{name}.json"
+        try:
+            return dict(json.loads(file.read_text())) if file.is_file() else None
+        except ValueError:
+            if isinstance(file, Path):
+                keep_copy(file, self.report)
+                file.unlink(missing_ok=True)
+            return None
+
+
+def slices_left(lake_root: Folder, pipeline: Pipeline, but: RunFolder | None = None) -> set[str]:
+    """The slices of runs that have not ended: they died, or somebody has yet to decide, or they are under way.
+
+    ``but``: not those of this run.
+    """
+    root, report = _root(lake_root, pipeline), report_of(lake_root)
+    folders = (each for each in (root.iterdir() if root.is_dir() else ()) if not but or each != but.path)
+    return {slice_ for folder in folders for slice_ in RunFolder(folder, report).left}
+
+
+def discard_old(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool, but: RunFolder | None = None) -> int:
+    """Remove the folders of runs that nobody needs any more; how many. Who calls it holds the lease of the job.
+
+    ``but``: not that of the run which calls it.
+    """
+    over = [path for path in old_runs(lake_root, pipeline, gives_up=gives_up) if not but or path != but.path]
+    for folder in over:
+        remove(folder)
+    return len(over)
+
+
+def old_runs(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool) -> list[Folder]:
+    """The folders of runs that nobody needs any more.
+
+    ``gives_up``: also those of dead runs that are a week old. Only a plan that has seen their slices may say so: while
+    no plan runs, they alone tell of an old slice that was to be published again.
+    """
+    root, report = _root(lake_root, pipeline), report_of(lake_root)
+    found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
+    over = [folder for folder in found if folder.is_over and (gives_up or folder.has_ended)]
+    over += _replaced([folder for folder in found if folder not in over])
+    return [folder.path for folder in over]
+
+
+def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:
+    """Runs that died before their audit, and all of whose slices newer runs have planned.
+
+    An outage of days leaves one with each schedule. By the folder of the newest the next plan finds all their slices.
+    """
+    planned: set[str] = set()
+    found: list[RunFolder] = []
+    before = time.time() - REPLACED_KEPT_SECONDS
+    # By the time of the plan; the newest first.
+    for touched, folder in sorted(((each.touched, each) for each in folders), key=lambda pair: -pair[0]):
+        left = folder.left
+        if left <= planned and touched < before and folder.has_published_nothing:
+            found.append(folder)
+        else:
+            planned |= left
+    return found
+
+
+def _root(lake_root: Folder, pipeline: Pipeline) -> Folder:
+    return lake_root / pipeline.final_table / "_staging"
+
+
+def _boundary(read: Mapping[str, Any]) -> Boundary:
+    return Boundary(topic_id=read["topic_id"], ends={int(p): end for p, end in read["ends"].items()})

@@ -1,0 +1,140 @@
+"""The check of what a pipeline serves: its live windows, how fresh they are, and final slices against their headers."""
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.control.incidents import Incidents, served
+from jobs.finality.runs import KEPT_SECONDS, name_of
+from jobs.lake.checksums import checksum
+from jobs.lake.final import FinalTable, columns_of
+from jobs.lake.query import Lake, NotThereError
+from jobs.lake.states import Header
+from jobs.pipelines.relations import table_name
+from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
+from jobs.quality import page
+from jobs.quality.audit import SMALL_ROWS, check_served
+from jobs.quality.suite import SERVED
+from jobs.quality.verdict import Verdict
+from jobs.storage.folders import Folder
+
+# Windows that fill are renewed every second; a stream that starts or catches up takes a minute or two.
+ALLOWED_SECONDS = 180.0
+# How far back live windows and events are looked at.
+_LIVE = timedelta(hours=1)
+_CHECKED_ALWAYS_MS = 24 * 3600 * 1000
+_SAMPLE = 100
+
+
+def check(lake_root: Folder, pipeline: Pipeline, run: str, *, link: str | None = None) -> Verdict:
+    """Judge what is served now; a critical failure is an incident until a check finds none."""
+    now_ms, lake = round(time.time() * 1000), Lake(lake_root)
+    final = FinalTable.read(lake_root, pipeline)
+    changed = [header.slice for header in sample(final, pipeline, now_ms) if is_changed(final, pipeline, header)]
+    docs = page_of(lake_root, pipeline, run)
+    rows, fresh = live_windows(lake, pipeline), freshness_seconds(lake, pipeline)
+    repeated = repeated_windows(lake, pipeline)
+    failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
+    verdict = Verdict(slice=SERVED, failures=tuple(failures))
+    page.discard_old(docs.parent, KEPT_SECONDS)
+    key, incidents = served(pipeline.name), Incidents.of(lake_root)
+    if verdict.passed:
+        incidents.close(key, f"what {pipeline.name} serves is as it should be")
+    else:
+        incidents.open(key, f"what {pipeline.name} serves fails its checks: {verdict.sentence}", link=link)
+    return verdict
+
+
+def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
+    """The page about a check."""
+    return lake_root / "quality" / pipeline.check_job / f"{name_of(run)}.html"
+
+
+def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:
+    """The newest live windows, as many as can be judged in memory, each with the slice in which it begins."""
+    columns = columns_of(pipeline).names
+    listed = ", ".join(f'"{name}"' for name in columns)
+    try:
+        rows = lake.query(
+            f"SELECT {listed} FROM {pipeline.name} WHERE finality = 'live' "
+            f"AND window_start > now() - INTERVAL {int(_LIVE.total_seconds())} SECOND "
+            f"ORDER BY window_start DESC LIMIT {SMALL_ROWS}"
+        )
+    except NotThereError:
+        # Neither stream nor recompute has ever run.
+        rows = columns_of(pipeline).empty_table()
+    starts = pc.cast(pc.cast(rows.column("window_start"), pa.timestamp("ms", tz="UTC")), pa.int64()).to_pylist()
+    return rows.append_column("slice", pa.array([slice_at(pipeline, start).name for start in starts], pa.string()))
+
+
+def repeated_windows(lake: Lake, pipeline: Pipeline) -> int:
+    """How many of the newest windows and keys have more than one row, whether live or final."""
+    keys = ", ".join(f'"{name}"' for name in ("window_start", *pipeline.keys))
+    try:
+        rows = lake.query(
+            f"SELECT count(*) AS repeated FROM (SELECT 1 FROM {pipeline.name} "
+            f"WHERE window_start > now() - INTERVAL {int(_LIVE.total_seconds())} SECOND "
+            f"GROUP BY {keys} HAVING count(*) > 1)"
+        )
+    except NotThereError:
+        return 0
+    return int(rows.column("repeated")[0].as_py())
+
+
+def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
+    """How far the newest micro-batch is behind the newest event that was landed; none where one of the two is missing.
+
+    Micro-batches, not windows: those of a stream that has died are final and no longer live a few minutes later.
+    """
+    since = f"now() - INTERVAL {int(_LIVE.total_seconds())} SECOND"
+    newest = f"SELECT max(arrival_time) FROM {pipeline.source.events_relation} WHERE event_time > {since}"
+    live = f"SELECT max(as_of) FROM {table_name(pipeline.live_table)} WHERE slice = '{BATCHES_SLICE}'"
+    try:
+        found = lake.query(f"SELECT epoch(({newest}) - ({live})) AS behind").column("behind")[0].as_py()
+    except NotThereError:
+        return None
+    return None if found is None else max(0.0, float(found))
+
+
+def sample(final: FinalTable | None, pipeline: Pipeline, now_ms: int) -> list[Header]:
+    """All slices of the last day, and of the older ones as many as turn by turn cover them all.
+
+    Headers are read of the days that this needs alone.
+    """
+    if final is None:
+        return []
+    by_day, since = final.slices_by_day(), Slice(now_ms - _CHECKED_ALWAYS_MS, now_ms).name
+    newest = final.headers([day for day in by_day if day >= since[:8]])
+    always = sorted(name for name in newest if name >= since)
+    turns = -(-(sum(by_day.values()) - len(always)) // _SAMPLE)
+    begin = now_ms // 600_000 % turns * _SAMPLE if turns else 0
+    older = [header for header in _in_order(final, by_day, begin) if header.slice < since]
+    return older + [newest[name] for name in always]
+
+
+def _in_order(final: FinalTable, by_day: Mapping[str, int], begin: int) -> list[Header]:
+    """Some headers from a place on, in the order of their slices."""
+    days, skipped = sorted(by_day), 0
+    while days and begin - skipped >= by_day[days[0]]:
+        skipped += by_day[days.pop(0)]
+    found: list[Header] = []
+    while days and len(found) < begin - skipped + _SAMPLE:
+        headers = final.headers([days.pop(0)])
+        found += [headers[name] for name in sorted(headers)]
+    return found[begin - skipped :][:_SAMPLE]
+
+
+def is_changed(final: FinalTable | None, pipeline: Pipeline, header: Header) -> bool:
+    """Whether a slice's rows are no longer those that were published."""
+    if final is None:
+        return False
+    rows = final.rows(header.slice)
+    if rows.num_rows != header.rows:
+        return True
+    # A checksum over other columns, which an older definition may have had, can't be computed any more.
+    is_known = header.fingerprint == pipeline.fingerprint or final.has_columns_of_now(header.slice)
+    return is_known and checksum(pipeline, rows) != header.checksum

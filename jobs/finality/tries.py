@@ -1,0 +1,159 @@
+"""A try: one Spark job that stages rows for a run. It writes into its own folder, and writes its result last.
+
+The task that began the try takes its result into the run. If the task dies, or begins another try, the job stops
+itself. Rows that it still writes are not read, because they lie in the folder of the old try.
+"""
+
+import json
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from jobs.control.epochs import Owner
+from jobs.control.folder import end_this_process
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder, make_durable, remove, write_whole
+from jobs.storage.parquet import files_in, footer
+
+log = logging.getLogger(__name__)
+
+# The process that waits for a job's end, as `process_words` writes it.
+TASK_VARIABLE = "TIDELINE_TASK"
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedSlice:
+    """The part of a try's result that is about one slice.
+
+    ``read`` counts the accepted events of the slice. ``expected`` counts the rows of the transform, once for each
+    window of the slice into which a row falls. Both are counted from the events, not from the staged rows. ``rows`` and
+    ``files`` describe the staged rows; the files are relative to the folder of the run.
+    """
+
+    read: int = 0
+    expected: int = 0
+    rows: int = 0
+    files: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read it back from JSON, which knows no tuples."""
+        return cls(**{**document, "files": tuple(document["files"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Try:
+    """One try of a run, by the folder of the run and a name."""
+
+    run: Folder
+    name: str
+
+    @classmethod
+    def begin(cls, run: Folder, slices: Collection[str]) -> Self:
+        """Begin a try for some slices of a run. It is under way until the run begins again."""
+        begun = cls(run=run, name=uuid.uuid4().hex)
+        write_whole(begun._marker, json.dumps({"slices": list(slices)}).encode())
+        return begun
+
+    def slices(self) -> list[str]:
+        """The slices that it must stage."""
+        if not self.is_under_way:
+            raise Refusal(f"try {self.name} in {self.run} is over: its run was begun anew, or its task has given it up")
+        return list(json.loads(self._marker.read_text())["slices"])
+
+    @property
+    def stage(self) -> Folder:
+        """The folder of its rows, with a folder for each slice."""
+        return self.run / f"windows-{self.name}"
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether its task still waits for its result."""
+        return self._marker.is_file()
+
+    def staged_rows(self, written: int) -> dict[str, tuple[int, tuple[str, ...]]]:
+        """Rows and files of each slice, durable from now on. ``written``: how many rows Spark has counted in all."""
+        found: dict[str, tuple[int, tuple[str, ...]]] = {}
+        files = files_in(self.stage)
+        for file in files:
+            slice_ = file.parent.name.partition("=")[2]
+            rows, names = found.get(slice_, (0, ()))
+            found[slice_] = (
+                rows + footer(file).num_rows,
+                (*names, f"{self.stage.name}/{file.parent.name}/{file.name}"),
+            )
+        make_durable(*files, *dict.fromkeys(file.parent for file in files), *([self.stage] if files else []), self.run)
+        staged = sum(rows for rows, _ in found.values())
+        if staged != written:
+            raise Refusal(f"{written:,} rows were written into {self.stage}, {staged:,} are there: nothing is staged")
+        return found
+
+    def write_result(self, staged: Mapping[str, StagedSlice]) -> None:
+        """Write the result, after all rows are written."""
+        write_whole(self._result, json.dumps({name: asdict(slice_) for name, slice_ in staged.items()}).encode())
+
+    def result(self) -> dict[str, StagedSlice]:
+        """Each staged slice. Refused if the job ended before it had written all rows."""
+        if not self._result.is_file():
+            raise Refusal(f"try {self.name} in {self.run} has no result: its job ended before all rows were written")
+        read = json.loads(self._result.read_text())
+        return {name: StagedSlice.of(slice_) for name, slice_ in read.items()}
+
+    def discard(self) -> None:
+        """Remove the rows of a job that has failed."""
+        remove(self.stage)
+        self._marker.unlink(missing_ok=True)
+
+    @property
+    def _marker(self) -> Folder:
+        return self.run / f"try-{self.name}.json"
+
+    @property
+    def _result(self) -> Folder:
+        return self.run / f"result-{self.name}.json"
+
+
+def process_words() -> str:
+    """This process, for `TASK_VARIABLE` of a job that it starts."""
+    return json.dumps(asdict(Owner.this_process()))
+
+
+@contextmanager
+def stop_when_task_ends(own: Try | None = None, env: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Stop this process if the task that waits for it dies, or gives up this try."""
+    over, task = threading.Event(), env.get(TASK_VARIABLE, "")
+
+    def look() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            try:
+                reason = _stop_reason(task, own)
+            except Exception:
+                # The store may not answer for a while. The try may still be under way.
+                log.warning("it cannot be seen whether this try is over", exc_info=True)
+                continue
+            if reason:
+                log.error("%s: this job ends now", reason)
+                end_this_process()
+
+    watching = threading.Thread(target=look, name="task", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+def _stop_reason(task: str, own: Try | None) -> str | None:
+    owner = Owner(**json.loads(task)) if task else None
+    if owner and owner.is_gone():
+        return f"the task that waited for it (process {owner.pid}) has died"
+    if own and not own.is_under_way:
+        return f"its run was begun anew, and try {own.name} is over"
+    return None

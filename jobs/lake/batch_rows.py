@@ -1,0 +1,93 @@
+"""The rows of a live table about its micro-batches: one row a batch, so they are many, and old ones are removed.
+
+The first one stays: it says where the stream began. All others go by whole files.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+
+from jobs.pipelines.spec import BATCHES_SLICE
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import read, write
+
+_KNOWN = ["path", "size_bytes", "num_records", "min.batch", "min.as_of", "max.as_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFile:
+    """A file with rows about batches, as the log describes it."""
+
+    path: str
+    size: int
+    rows: int
+    first_batch: int
+    oldest: datetime
+    newest: datetime
+
+
+def files_about_batches(table: DeltaTable) -> list[BatchFile]:
+    """The files with rows about batches, the oldest first; a file without statistics is passed over."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if not {"partition.slice", *_KNOWN} <= set(actions.column_names):
+        return []
+    about_batches = actions.filter(pc.equal(actions.column("partition.slice"), BATCHES_SLICE)).select(_KNOWN)
+    found = [
+        BatchFile(
+            path=action["path"],
+            size=action["size_bytes"],
+            rows=action["num_records"],
+            first_batch=action["min.batch"],
+            oldest=_utc(action["min.as_of"]),
+            newest=_utc(action["max.as_of"]),
+        )
+        for action in about_batches.drop_null().to_pylist()
+    ]
+    return sorted(found, key=lambda file: file.newest)
+
+
+def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchFile], BatchFile | None]:
+    """The files whose batches were all planned before a moment, and the one of them that has the first batch.
+
+    The newest of the old files stays: it shows that no batch is missing between it and the next file. A file that has
+    nothing but the first batch stays, too.
+    """
+    first = min(files, key=lambda file: file.first_batch, default=None)
+    old = [file for file in files if file.newest < before][:-1]
+    removed = [file for file in old if file != first or file.rows > 1]
+    return removed, first if first in removed else None
+
+
+def write_first_row(file: Folder, stage: Folder) -> Folder:
+    """Stage a file with the row of the first batch of another file."""
+    rows = read(file)
+    first = rows.filter(pc.equal(rows.column("batch"), pc.min(rows.column("batch"))))
+    staged = stage / f"slice={BATCHES_SLICE}" / "first.parquet"
+    write(first, staged)
+    return staged
+
+
+def complete_since(rows: ds.Dataset) -> datetime | None:
+    """Since when no batch is missing among the rows about batches; none if none is missing at all.
+
+    >>> def planned(*batches):
+    ...     columns = {"batch": list(batches), "as_of": [datetime(2026, 1, batch + 1, tzinfo=UTC) for batch in batches]}
+    ...     return ds.dataset(pa.table(columns))
+    >>> complete_since(planned(0, 1, 2)) is None
+    True
+    >>> complete_since(planned(0, 7, 8)).day
+    8
+    """
+    found = rows.to_table(["batch", "as_of"]).sort_by("batch")
+    steps = pc.pairwise_diff(found.column("batch").combine_chunks())
+    after_a_gap = pc.indices_nonzero(pc.fill_null(pc.greater(steps, 1), False))
+    return _utc(found.column("as_of")[after_a_gap[-1].as_py()].as_py()) if len(after_a_gap) else None
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

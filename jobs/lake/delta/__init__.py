@@ -1,0 +1,1 @@
+"""Delta tables with fenced commits: their log, their old files, their small files."""

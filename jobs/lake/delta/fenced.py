@@ -1,0 +1,384 @@
+"""Delta tables with a fenced commit: files are staged first, then made visible by one entry in the log.
+
+The commit is delta-rs's, without retries: it succeeds only on the version that this writer has seen last. So a
+process that slept while its successor wrote cannot commit any more, whatever it believes about its lease.
+"""
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import SubTreeFileSystem
+
+from jobs.lake.delta.log import keep_entry, open_whole, said, said_at
+from jobs.lake.delta.merging import bins
+from jobs.lake.delta.retention import Freed, is_due, took_turn, unneeded
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder, last_written, make_durable, make_folder, place, remove
+from jobs.storage.parquet import arrow_place, files_in, footer
+
+log = logging.getLogger(__name__)
+
+HOUR_SECONDS = 3600.0
+# No commit takes that long: a stage that is older was left by a writer that died.
+STAGE_KEPT_SECONDS = 24 * HOUR_SECONDS
+_STAGE = re.compile("[0-9a-f]{32}")
+_AT_ONCE = 8
+_PLACE_TRIES = 5
+
+Action = AddAction | RemoveAction
+_One = TypeVar("_One")
+_Made = TypeVar("_Made")
+
+
+class OvertakenError(Refusal):
+    """Somebody else has written the table: this writer must end."""
+
+
+class FencedTable:
+    """A table, and the version on which alone the next commit succeeds. It has one partition column."""
+
+    def __init__(self, path: Folder, table: DeltaTable) -> None:
+        """Of a table that exists."""
+        self.path = path
+        self._table = table
+        self._schema = table.schema()
+        (self._partition,) = table.metadata().partition_columns
+
+    @property
+    def version(self) -> int:
+        """The version that this writer has seen last."""
+        return int(self._table.version())
+
+    @property
+    def staging(self) -> Folder:
+        """Where files wait for their commit: readers and vacuum pass over names that begin with an underscore."""
+        return self.path / "_staging"
+
+    def new_stage(self) -> Folder:
+        """A fresh folder for the files of one commit, to be written partitioned."""
+        return self.staging / uuid.uuid4().hex
+
+    @contextmanager
+    def staged(self) -> Iterator[Folder]:
+        """A fresh folder for as long as its commit takes."""
+        stage = self.new_stage()
+        try:
+            yield stage
+        finally:
+            remove(stage)
+
+    def transact(
+        self,
+        actions: Sequence[Action],
+        metadata: str,
+        *transactions: Transaction,
+        mode: Literal["append", "overwrite"] = "append",
+    ) -> None:
+        """Commit. Overwriting removes all files that are not among the actions, and sets the columns."""
+        self._keep(actions)
+        attempt = uuid.uuid4().hex
+        signed = CommitProperties(
+            custom_metadata={"userMetadata": metadata, "attempt": attempt},
+            max_commit_retries=0,
+            app_transactions=list(transactions) or None,
+        )
+        try:
+            self._table.create_write_transaction(
+                list(actions), mode, self._schema, [self._partition], commit_properties=signed
+            )
+        except (DeltaError, OSError) as error:
+            if not self._is_there(attempt):
+                if not isinstance(error, CommitFailedError):
+                    raise
+                raise OvertakenError(f"another writer has committed to {self.path}: this one ends") from error
+            # As when the disk has room for the commit, but not for the checkpoint of the log that follows it.
+            log.warning("%s has the commit, but what follows it failed: %s", self.path, error)
+        self._see_own_commit()
+
+    def words(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What was given to each commit to say, from this version back."""
+        return (
+            (number, json.loads(each.get("userMetadata") or "{}")) for number, each in said(self.path, self.version)
+        )
+
+    def _is_there(self, attempt: str) -> bool:
+        """Whether the next version is this very commit: a client asks a store again when the answer is lost."""
+        return said_at(self.path, self.version + 1).get("attempt") == attempt
+
+    def _see_own_commit(self) -> None:
+        before = self.version
+        self._table.update_incremental()
+        if self.version != before + 1:
+            raise OvertakenError(f"{self.path} went from version {before} to {self.version} in one commit")
+        keep_entry(self.path, self.version)
+
+    def _keep(self, actions: Sequence[Action]) -> None:
+        """Files are durable before a commit names them: a power cut must not leave a name without its rows."""
+        added = [self.path / action.path for action in actions if isinstance(action, AddAction)]
+        try:
+            make_durable(*added, *dict.fromkeys(file.parent for file in added))
+        except FileNotFoundError as error:
+            raise OvertakenError(
+                f"a file of this commit to {self.path} was deleted by another writer ({error.filename}): this one ends"
+            ) from error
+
+    def place(
+        self, file: Folder, *, data_change: bool = True, keep: bool = False, known: pq.FileMetaData | None = None
+    ) -> AddAction:
+        """Put a staged file, which lies in the folder of its partition, to where the table's files are.
+
+        ``keep``: it stays where it is, too, for one who has to do it again. ``known``: its footer, if it was read.
+        """
+        partition, value = file.parent.name.split("=", 1)
+        folder = self.path / file.parent.name
+        placed = folder / f"{uuid.uuid4().hex}.parquet"
+        _put(file, placed, keep=keep)
+        return AddAction(
+            path=f"{folder.name}/{placed.name}",
+            size=placed.stat().st_size,
+            partition_values={partition: value},
+            modification_time=int(time.time() * 1000),
+            data_change=data_change,
+            stats=json.dumps(_stats(known or footer(placed))),
+        )
+
+    def place_all(self, files: Sequence[Folder]) -> list[AddAction]:
+        """Each of them."""
+        return for_each(self.path, self.place, files)
+
+    def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
+        """Take a file out of the table; on disk it stays for readers of older versions."""
+        partition, value = _folder(file).split("=", 1)
+        return RemoveAction(file, data_change, int(time.time() * 1000), size, {partition: value})
+
+    def merge_small_files(
+        self, metadata: str, before_commit: Callable[[], None] = lambda: None, *, without: Collection[str] = ()
+    ) -> None:
+        """By a commit that is fenced as any other; ``without`` some files, which stay as they are.
+
+        The library's own is not: of files that two writers merge at a time it keeps both results, every row twice.
+        """
+        began, actions = time.monotonic(), list[Action]()
+        small = {file: size for file, size in files_with_sizes(self._table).items() if file not in without}
+        with self.staged() as stage:
+            for number, files in enumerate(bins(small)):
+                folder = stage / str(number) / _folder(next(iter(files)))
+                rows = dataset(self._table, self.path, files)
+                columns = [name for name in rows.schema.names if name != self._partition]
+                into, by = arrow_place(folder)
+                ds.write_dataset(
+                    rows.scanner(columns=columns),
+                    into,
+                    filesystem=by,
+                    format="parquet",
+                    min_rows_per_group=100_000,
+                    # In a bucket it would mark every folder above, also where we may not write.
+                    create_dir=isinstance(folder, Path),
+                )
+                actions += [self.place(file, data_change=False) for file in files_in(folder)]
+                actions += [self.removal(file, size, data_change=False) for file, size in files.items()]
+        before_commit()
+        if actions:
+            self.transact(actions, metadata)
+        removed = sum(isinstance(action, RemoveAction) for action in actions)
+        seconds = time.monotonic() - began
+        log.info("merged %d files of %s into %d in %.1f s", removed, self.path.name, len(actions) - removed, seconds)
+
+    def delete_now_and_then(self, every_seconds: float = HOUR_SECONDS) -> Freed | None:
+        """Delete what no reader needs, if that was done so long ago; it lists the whole folder."""
+        return self.delete_what_no_reader_needs() if is_due(self.path, every_seconds) else None
+
+    def delete_what_no_reader_needs(self) -> Freed:
+        """Delete all files, and empty folders, that no version within the table's retention needs."""
+        began, found = time.monotonic(), unneeded(self._table, self.path, self._partition)
+        # Looked up beside this writer's own version: that one fences its next commit.
+        if DeltaTable(str(self.path)).version() != self.version:
+            raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
+        freed = found.delete()
+        self._remove_dead_stages()
+        took_turn(self.path, freed)
+        seconds, left = time.monotonic() - began, f"; {freed.left} files wait for the next turn" if freed.left else ""
+        log.info(
+            "freed %d bytes of %s: %d files, %d empty folders, in %.1f s%s",
+            *(freed.bytes, self.path.name, freed.files, freed.folders, seconds, left),
+        )
+        return freed
+
+    def _remove_dead_stages(self) -> None:
+        """Remove what writers that died have staged. Streams name theirs by the epoch, and runs by themselves."""
+        folders = self.staging.iterdir() if self.staging.is_dir() else ()
+        before = time.time() - STAGE_KEPT_SECONDS
+        for folder in [each for each in folders if _STAGE.fullmatch(each.name)]:
+            # Another process may delete here, too, or end with its stage.
+            with suppress(FileNotFoundError):
+                if 0 < last_written(folder) < before:
+                    log.info("removed %s, which a writer that died had staged", folder)
+                    remove(folder)
+
+
+def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
+    """Place a file. A deletion may take the folder away while it is empty, so it is made again."""
+    for tries_left in reversed(range(_PLACE_TRIES)):
+        try:
+            make_folder(placed.parent)
+            return place(file, placed, keep=keep)
+        except (FileNotFoundError, FileExistsError):
+            if not tries_left or not file.exists():
+                raise
+
+
+def for_each(folder: Folder, work: Callable[[_One], _Made], ones: Sequence[_One]) -> list[_Made]:
+    """In a bucket, where each takes some requests, several at a time."""
+    if isinstance(folder, Path):
+        return [work(one) for one in ones]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(work, ones))
+
+
+def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[str, str]) -> DeltaTable:
+    """A table to be written; it is made if need be."""
+    try:
+        # The library's own way to make one that may be there reads its log twice.
+        return open_whole(path)
+    except TableNotFoundError:
+        make_folder(path / "_delta_log")
+        with suppress(CommitFailedError):
+            DeltaTable.create(
+                str(path), schema=schema, partition_by=[partition], mode="ignore", configuration=dict(properties)
+            )
+        # Another may have made it meanwhile, or it was made and the answer was lost.
+        table = DeltaTable(str(path))
+        keep_entry(path, table.version())
+        return table
+
+
+def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
+    """Give a table these properties, by a commit that fails if another writer has committed meanwhile.
+
+    It hands on what the newest commit says: the entries before may be deleted with this very commit.
+    """
+    there = table.metadata().configuration
+    changed = {name: value for name, value in properties.items() if there.get(name) != value}
+    if not changed:
+        return
+    try:
+        table.alter.set_table_properties(changed, commit_properties=_handing_on(table, path))
+    except CommitFailedError as error:
+        raise OvertakenError(f"another writer has committed to {path}: this one ends") from error
+    keep_entry(path, table.version())
+    log.info("%s has new properties: %s", path.name, changed)
+
+
+def _handing_on(table: DeltaTable, path: Folder) -> CommitProperties:
+    newest = next((words["userMetadata"] for _, words in said(path, table.version()) if "userMetadata" in words), None)
+    return CommitProperties(max_commit_retries=0, custom_metadata={"userMetadata": newest} if newest else None)
+
+
+def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:
+    """What is in a table now, to be read: its files and their partitions, but not the log's statistics of them.
+
+    With a schema: as if it had these columns; those that it has not yet are null. The Delta library makes of a bound
+    that is not there one that no value meets: rows would be missing. Parquet has statistics of its own.
+    """
+    return dataset(table, path, files_with_sizes(table), schema)
+
+
+def files_with_sizes(table: DeltaTable) -> dict[str, int]:
+    """The files that a table consists of, relative to its folder."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if not actions.num_rows:
+        return {}
+    return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
+
+
+def rows_by_partition(table: DeltaTable) -> Counter[str]:
+    """How many rows there are, by the value of the partition column."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    rows = Counter[str]()
+    if actions.num_rows:
+        for path, count in zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True):
+            rows[value_of(path)] += count
+    return rows
+
+
+def value_of(file: str) -> str:
+    """The value of the partition column that a file's folder names."""
+    return _folder(file).partition("=")[2]
+
+
+def _folder(file: str) -> str:
+    # Not by Path: of thousands of files that would take longer than all the rest.
+    return file.rpartition("/")[0].rpartition("/")[2]
+
+
+def dataset(table: DeltaTable, path: Folder, files: Iterable[str], schema: pa.Schema | None = None) -> ds.Dataset:
+    """Some files of a table, to be read."""
+    folder, parquet = SubTreeFileSystem(*arrow_place(path)), ds.ParquetFileFormat()
+    partitions = {file: _folder(file).split("=", 1) for file in files}
+    fragments = [parquet.make_fragment(file, folder, ds.field(p) == value) for file, (p, value) in partitions.items()]
+    # Rows about batches have no window: what a plan calls never null is so only in its own rows.
+    columns = schema or pa.schema(table.schema().to_arrow())
+    nullable = pa.schema([field.with_nullable(True) for field in columns])
+    return ds.FileSystemDataset(fragments, nullable, parquet, folder)
+
+
+def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
+    """Delta's statistics of a file from its parquet footer, so that readers can pass over it.
+
+    Bounds without a count of nulls would tell readers that there are none: a column has both or neither.
+    """
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            column = footer.row_group(group).column(index)
+            name, bounds = column.path_in_schema, column.statistics
+            if "." in name or bounds is None or not bounds.has_null_count:
+                unknown.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + bounds.null_count
+            if bounds.has_min_max:
+                lows[name] = min(lows.get(name, bounds.min), bounds.min)
+                highs[name] = max(highs.get(name, bounds.max), bounds.max)
+            elif bounds.null_count < column.num_values:
+                unknown.add(name)
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": _as_json(lows, unknown),
+        "maxValues": _as_json(highs, unknown),
+        "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
+    }
+
+
+def _as_json(bounds: Mapping[str, Any], unknown: set[str]) -> dict[str, Any]:
+    written = {name: _bound(value) for name, value in bounds.items() if name not in unknown}
+    return {name: value for name, value in written.items() if value is not None}
+
+
+def _bound(value: Any) -> Any:
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    if isinstance(value, Decimal):
+        return None  # JSON readers would make it a DOUBLE.
+    return value if isinstance(value, str) and len(value) <= 32 else None

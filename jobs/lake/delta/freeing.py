@@ -1,0 +1,64 @@
+"""Deletes what no reader needs from all tables of a lake, also from those whose writers do not run.
+
+It needs no lease. What is deleted is named by no version that is kept, and nobody can commit it any more
+(`jobs.lake.delta.retention`): a writer gives each file that it places a name of its own, after it has seen the newest
+commit.
+"""
+
+import logging
+from threading import Lock
+
+from deltalake import DeltaTable
+
+from jobs.lake.delta.fenced import FencedTable, OvertakenError
+from jobs.lake.delta.log import is_whole
+from jobs.lake.delta.retention import Freed, is_due
+from jobs.storage.folders import Folder
+
+log = logging.getLogger(__name__)
+
+# The folders of a lake in which tables lie.
+_KINDS = ("events", "live", "final", "ledger", "drift", "balance")
+# Those who wait for room look about once a minute, many at a time.
+_EVERY_SECONDS = 50.0
+_turn = Lock()
+
+
+def make_room(lake_root: Folder) -> None:
+    """For one who waits for room. Tables that another process has looked through a moment ago are passed over."""
+    if not _turn.acquire(blocking=False):
+        return
+    try:
+        free_tables(lake_root, _EVERY_SECONDS)
+    finally:
+        _turn.release()
+
+
+def free_tables(lake_root: Folder, every_seconds: float) -> Freed:
+    """Look through the tables for which that was done so long ago. What cannot be done now is left to the next turn."""
+    freed = [_freed(path, every_seconds) for kind in _KINDS for path in _tables(lake_root / kind)]
+    return Freed(files=sum(each.files for each in freed), bytes=sum(each.bytes for each in freed))
+
+
+def _tables(kind: Folder) -> list[Folder]:
+    try:
+        return [path for path in kind.iterdir() if (path / "_delta_log").is_dir()] if kind.is_dir() else []
+    except OSError as error:
+        log.warning("%s could not be looked through: %s", kind, error)
+        return []
+
+
+def _freed(path: Folder, every_seconds: float) -> Freed:
+    try:
+        if is_due(path, every_seconds):
+            table = FencedTable(path, DeltaTable(str(path)))
+            if is_whole(path):
+                return table.delete_what_no_reader_needs()
+            # Its writer puts the torn commit aside. Then the files that this commit has replaced are needed again.
+            log.warning("%s is left to its writer: a power cut has torn its log", path)
+    except OvertakenError:
+        log.info("%s is left to the next turn: it is written at this moment", path)
+    except Exception as error:
+        # Whatever is wrong with one table, the others may have what can be deleted.
+        log.warning("%s could not be looked through: %s", path, error)
+    return Freed()

@@ -1,0 +1,122 @@
+"""What may be deleted from a table's folder: files and empty folders that no version within its retention needs.
+
+The Delta library lists the files, but deletes none: its own deletion adds entries to the log, over a successor's.
+Its list has every file that no kept version names, also those that a crash left behind before their commit.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from deltalake import DeltaTable
+
+from jobs.lake.delta.log import entry_of
+from jobs.storage.folders import Folder, delete_files, write_whole
+
+# Longer lists are deleted in several turns: a stream waits meanwhile.
+MOST_FILES = 50_000
+# In the table's folder, when and what was deleted last. Readers pass over names that begin with an underscore.
+_LAST = "_freed.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freed:
+    """What a deletion has freed; ``left`` files wait for the next turn."""
+
+    files: int = 0
+    bytes: int = 0
+    folders: int = 0
+    left: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unneeded:
+    """What may be deleted: files with their sizes, and folders that are empty without them."""
+
+    files: dict[Folder, int] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+
+    def delete(self) -> Freed:
+        """Delete as much as one turn may."""
+        files = dict(list(self.files.items())[:MOST_FILES])
+        delete_files(files)
+        gone = 0
+        for folder in self.folders:
+            # A writer may have put a file into it meanwhile, or another turn must empty it first.
+            with suppress(OSError):
+                folder.rmdir()
+                gone += 1
+        left = len(self.files) - len(files)
+        return Freed(files=len(files), bytes=sum(files.values()), folders=gone, left=left)
+
+
+class _File(NamedTuple):
+    name: str
+    size: int
+    modified: float
+
+
+def unneeded(table: DeltaTable, path: Folder, partition: str) -> Unneeded:
+    """The files below the folders of partitions that no version within the table's retention needs, and empty folders.
+
+    A file that no version names may be about to be committed by another writer. Only files that were placed before the
+    newest commit are taken: their writer has seen an older version, so its commit fails.
+    """
+    unnamed = set(table.vacuum(dry_run=True, full=True))
+    newest_commit = entry_of(path, table.version()).stat().st_mtime
+    found, kept = dict[Folder, int](), Counter[str]()
+    for folder, files in _partitions(path, partition):
+        kept[folder] += 0
+        for file in files:
+            if f"{folder}/{file.name}" in unnamed and file.modified < newest_commit:
+                found[path / folder / file.name] = file.size
+            else:
+                kept[folder] += 1
+    empty = [path / folder for folder, count in kept.items() if not count]
+    return Unneeded(files=found, folders=tuple(folder for folder in empty if isinstance(folder, Path)))
+
+
+def is_due(path: Folder, every_seconds: float) -> bool:
+    """Whether the last turn was so long ago, whichever process took it."""
+    try:
+        last = float(json.loads((path / _LAST).read_text())["time"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return True
+    # A time that lies ahead is from a clock that was wrong.
+    return not 0 <= time.time() - last < every_seconds
+
+
+def took_turn(path: Folder, freed: Freed) -> None:
+    """Remember it, unless files are left: then the next turn is due at once."""
+    if not freed.left:
+        now = time.time()
+        said = {"time": now, "at": f"{datetime.fromtimestamp(now, UTC):%FT%TZ}", **vars(freed)}
+        write_whole(path / _LAST, json.dumps(said).encode())
+
+
+def _partitions(path: Folder, partition: str) -> Iterator[tuple[str, list[_File]]]:
+    """Each partition's folder, and the files in it."""
+    if isinstance(path, Path):
+        for folder in os.scandir(path):
+            if folder.name.startswith(f"{partition}=") and folder.is_dir():
+                yield folder.name, list(_files(folder.path))
+        return
+    for file, seen in path.written().items():
+        if file.parent.name.startswith(f"{partition}=") and file.parent.parent == path:
+            yield file.parent.name, [_File(file.name, seen.st_size, seen.st_mtime)]
+
+
+def _files(folder: str) -> Iterator[_File]:
+    # The writer before this one may still delete here.
+    with suppress(FileNotFoundError):
+        for file in os.scandir(folder):
+            with suppress(FileNotFoundError):
+                seen = file.stat()
+                yield _File(file.name, seen.st_size, seen.st_mtime)

@@ -1,0 +1,207 @@
+"""`events/<source>` as recompute reads it, at one pinned version: which files, how many events, what came late.
+
+Without Spark: the log says which files can hold a range of event time, and DuckDB counts.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any, Self
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.lake.delta.fenced import dataset, files_with_sizes
+from jobs.lake.event_hours import hour_ms
+from jobs.lake.tables import Note, note_at
+from jobs.pipelines.slices import Slice, runs_of
+from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
+from jobs.storage.folders import Folder
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ASKED = (
+    *("path", "num_records", "null_count.event_time", "min.event_time", "max.event_time"),
+    *("max.offset", "max.arrival_time"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """What a slice must hold: accepted events whose time lies in it, and how often they fall into its windows."""
+
+    events: int = 0
+    window_events: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landed:
+    """The events of a source at one version of their table; ``note`` says how far its topic is landed there."""
+
+    path: Folder
+    table: DeltaTable
+    note: Note | None
+
+    @classmethod
+    def at(cls, lake_root: Folder, source: Source, version: int | None = None) -> Self | None:
+        """The newest version, or an older one; none if nothing was ever landed."""
+        path = lake_root / source.events_table
+        try:
+            table = DeltaTable(str(path), version=version)
+        except TableNotFoundError:
+            return None
+        return cls(path=path, table=table, note=note_at(path, table.version()))
+
+    @property
+    def version(self) -> int:
+        """The pinned version."""
+        return int(self.table.version())
+
+    def topic_id(self, topic: str) -> str | None:
+        """The id of the topic that was landed last; none as long as nothing says it."""
+        return self.note.topic_id(topic) if self.note else None
+
+    @property
+    def from_ms(self) -> int:
+        """Events that happened before this time were removed, since they were old; 0: none."""
+        return self.note.events_from_ms if self.note else 0
+
+    def ends(self, topic: str, topic_id: str) -> dict[int, int]:
+        """How far each partition of this very topic is landed; empty if another was landed last."""
+        ranges = self.note.topics.get(topic) if self.note else None
+        return {p: end for p, (_, end) in ranges.offsets.items()} if ranges and ranges.topic_id == topic_id else {}
+
+    def first_ms(self) -> int | None:
+        """The earliest event time, by the log alone: the begin of its hour where a file has no statistics."""
+        firsts = [first for first, _ in self._spans.values()]
+        return min(firsts, default=None)
+
+    def files(self, ranges: Iterable[tuple[int, int]]) -> list[str]:
+        """The files that may hold events of these ranges [from, to) of event time, relative to the table."""
+        wanted = list(ranges)
+        return [
+            file
+            for file, (first, last) in self._spans.items()
+            if any(first < to and from_ <= last for from_, to in wanted)
+        ]
+
+    def deleted(self, files: Iterable[str]) -> list[str]:
+        """Those of its files that are gone: a file is deleted some hours after it was merged into another one."""
+        now = files_with_sizes(DeltaTable(str(self.path)))
+        return [file for file in files if file not in now and not (self.path / file).is_file()]
+
+    def count(self, pipeline: Pipeline, slices: Sequence[Slice]) -> dict[str, Count]:
+        """What is accepted in each of the slices; those without are absent. A repeat falls into no window."""
+        if not slices:
+            return {}
+        window, length = pipeline.window, pipeline.slice_seconds * 1000
+        same = ", ".join(["time", *(f'"{name}"' for name in pipeline.source.identity)])
+        counted = f"(SELECT DISTINCT {same} FROM accepted)" if pipeline.source.identity else "accepted"
+        span = (min(slices).start_ms, max(slices).end_ms + window.reach_ms)
+        in_slice = f"SELECT time // {length} AS slice, count(*) FROM accepted GROUP BY 1"
+        in_windows = f"""
+            SELECT start // {length} AS slice, count(*)
+            FROM (SELECT unnest(range(
+                (time - {window.size_ms} + {window.slide_ms}) // {window.slide_ms} * {window.slide_ms},
+                time + 1, {window.slide_ms})) AS start FROM {counted})
+            GROUP BY 1"""
+        # One late slice of last week must not have all of the week read.
+        ranges = [
+            (group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms) for group in runs_of(slices)
+        ]
+        with self._accepted(self.files(ranges), span) as database:
+            events: dict[int, int] = dict(database.execute(in_slice).fetchall())
+            windows: dict[int, int] = dict(database.execute(in_windows).fetchall()) if _has_grid(pipeline) else events
+        counts = {
+            slice_.name: Count(
+                events=events.get(slice_.start_ms // length, 0), window_events=windows.get(slice_.start_ms // length, 0)
+            )
+            for slice_ in slices
+        }
+        return {name: count for name, count in counts.items() if count.events or count.window_events}
+
+    def newest_arrival_ms(self) -> int:
+        """When the newest record arrived, by the log alone; now, where a file has no statistics."""
+        newest = [action.get("max.arrival_time") for action in self._actions]
+        known = [_ms(moment) for moment in newest if moment]
+        return max(known) if len(known) == len(newest) and known else round(time.time() * 1000)
+
+    def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
+        """Accepted events behind these offsets that arrived after a moment: partition, offset, time and arrival.
+
+        ``before_ms``: only those that happened before this.
+        """
+        landed_after = " OR ".join(
+            [f'(partition = {p} AND "offset" >= {end})' for p, end in ends.items()]
+            + [f"partition NOT IN ({', '.join(map(str, ends))})" if ends else "true"]
+        )
+        # A partition that is new since begins at 0, whatever the others have reached.
+        files = self._holding_offsets_from(min((ends.get(partition, 0) for partition in self._partitions), default=0))
+        with self._accepted(
+            [file for file in self.files([(0, before_ms)]) if file in files], (0, before_ms)
+        ) as database:
+            where = f"arrival > {since_ms} AND ({landed_after})"
+            return database.sql(
+                f'SELECT partition, "offset", time, arrival FROM accepted WHERE {where}'
+            ).to_arrow_table()
+
+    def _accepted(self, files: Sequence[str], span: tuple[int, int]) -> duckdb.DuckDBPyConnection:
+        """A database with the relation `accepted`: what a span holds, with time and arrival in milliseconds."""
+        database = duckdb.connect()
+        # The machine is shared with the streams.
+        database.execute("SET TimeZone = 'UTC'; SET threads = 1")
+        database.register("landed", dataset(self.table, self.path, files))
+        from_, to = (f"make_timestamptz({ms * 1000})" for ms in span)
+        database.execute(
+            f"""CREATE TEMP VIEW accepted AS
+            SELECT *, epoch_ms(event_time) AS time, epoch_ms(arrival_time) AS arrival
+            FROM landed WHERE reason IS NULL AND event_time >= {from_} AND event_time < {to}"""
+        )
+        return database
+
+    @cached_property
+    def _actions(self) -> list[dict[str, Any]]:
+        """What the log says of each file, as far as it is asked here."""
+        table = pa.table(self.table.get_add_actions(flatten=True))
+        asked = table.select([name for name in _ASKED if name in table.column_names])
+        rows: list[dict[str, Any]] = asked.to_pylist()
+        return rows
+
+    @cached_property
+    def _spans(self) -> dict[str, tuple[int, int]]:
+        """First and last event time of each file, as far as the log knows; a file of rejected records has none."""
+        found = {}
+        for action in self._actions:
+            hour = hour_ms(action["path"])
+            rows, nulls = action.get("num_records"), action.get("null_count.event_time")
+            if rows is not None and rows == nulls:
+                continue
+            first, last = action.get("min.event_time"), action.get("max.event_time")
+            found[action["path"]] = (
+                max(_ms(first), hour) if first else hour,
+                min(_ms(last), hour + HOUR_MS - 1) if last else hour + HOUR_MS - 1,
+            )
+        return found
+
+    @property
+    def _partitions(self) -> set[int]:
+        """Those of the topic that was landed last."""
+        topics = self.note.topics.values() if self.note else ()
+        return {partition for ranges in topics for partition in ranges.offsets}
+
+    def _holding_offsets_from(self, offset: int) -> set[str]:
+        last = ((action["path"], action.get("max.offset")) for action in self._actions)
+        return {path for path, newest in last if newest is None or newest >= offset}
+
+
+def _has_grid(pipeline: Pipeline) -> bool:
+    """Whether an event alone says into which windows it falls."""
+    return pipeline.window.kind.value != "session"
+
+
+def _ms(moment: datetime) -> int:
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // timedelta(milliseconds=1)

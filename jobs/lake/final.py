@@ -1,0 +1,435 @@
+"""`final/<pipeline>`: what recompute has published. Rows and headers of a slice come and go in one commit.
+
+A slice's rows lie in a folder of their own, the headers of a day's slices in one small file. So replacing a slice is
+a change of metadata, and which slices are final is known from a few files. Later the rows of many slices are folded
+into one file of their day (`folding`). The rows of a slice lie in its own folder or in folded files, never in both.
+"""
+
+import json
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.lake.delta.fenced import (
+    HOUR_SECONDS,
+    Action,
+    FencedTable,
+    dataset,
+    files_with_sizes,
+    follow,
+    opened,
+    value_of,
+)
+from jobs.lake.delta.log import keep_entry
+from jobs.lake.folding import (
+    Fold,
+    Stored,
+    by_day,
+    due,
+    failed_lately,
+    of_day,
+    remember_failed,
+    stored,
+    why_unreadable,
+    within,
+    write_folded,
+    write_without,
+)
+from jobs.lake.states import Header
+from jobs.pipelines.slices import Slice, slice_named
+from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
+from jobs.refusal import Refusal
+from jobs.settings import KeptDays
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import footer, read, write
+
+log = logging.getLogger(__name__)
+
+TIME = pa.timestamp("us", tz="UTC")
+# Beside the columns of the table a staged file says of each window how many rows of the transform it was made of.
+INPUTS = "_inputs"
+# Its files are kept for weeks, in a folder per slice: listing them every hour would find little.
+_DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
+# After an upgrade a year of slices is to be folded: the rest waits for the next turns.
+_FOLD_SECONDS = 20.0
+_PROPERTIES = {"delta.checkpointInterval": "50"}
+# They say how long a slice can be rolled back.
+_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+_TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
+
+
+class PublishedMeanwhileError(Refusal):
+    """A slice is not at the version that was planned any more: another run was faster."""
+
+
+class UnreadableRowsError(Refusal):
+    """The rows that slices have until now cannot be read, so nobody can replace them."""
+
+    def __init__(self, slices: Iterable[str], table: str, why: str) -> None:
+        """``why``: what the reader says; it names the file."""
+        self.sentences = {
+            name: f"slice {name} stays as it is, since its rows of now cannot be read: restore the file in {table} "
+            f"from a backup, and a later run does the slice; {why}"
+            for name in slices
+        }
+        super().__init__(next(iter(self.sentences.values())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """A slice to be published: its header, and its staged files (none if it is empty)."""
+
+    header: Header
+    files: tuple[Folder, ...]
+
+
+def columns_of(pipeline: Pipeline) -> pa.Schema:
+    """The columns of window, keys and measures, as the definition gives them."""
+    types = (arrow_type(type_) for type_ in pipeline.value_types)
+    values = [pa.field(name, type_) for name, type_ in zip(pipeline.value_columns, types, strict=True)]
+    return pa.schema([pa.field("window_start", TIME), pa.field("window_end", TIME), *values])
+
+
+def arrow_type(sql: str) -> pa.DataType:
+    """A definition's type in Arrow's words."""
+    if sql in _TYPES:
+        return _TYPES[sql]
+    precision, scale = sql.removeprefix("DECIMAL(").rstrip(")").split(",")
+    return pa.decimal128(int(precision), int(scale))
+
+
+def schema_of(pipeline: Pipeline) -> pa.Schema:
+    """The columns of the table."""
+    return pa.schema(
+        [
+            *columns_of(pipeline),
+            pa.field("version", pa.int64()),
+            pa.field("as_of", TIME),
+            pa.field("run", pa.string()),
+            pa.field("fingerprint", pa.string()),
+            pa.field("final_slice", pa.string()),
+            pa.field("header", pa.string()),
+            pa.field("slice", pa.string()),
+        ]
+    )
+
+
+def live_schema(pipeline: Pipeline) -> pa.Schema:
+    """The columns of the live table of the same pipeline, as its stream makes them."""
+    epoch, batch = pa.field("epoch", pa.int64()), pa.field("batch", pa.int64())
+    more = [epoch, batch, pa.field("as_of", TIME), pa.field("fingerprint", pa.string())]
+    of_batches = [pa.field("offsets", pa.string()), pa.field("watermark", TIME)]
+    return pa.schema([*columns_of(pipeline), pa.field("slice", pa.string()), *more, *of_batches])
+
+
+class FinalTable(FencedTable):
+    """The final rows of a pipeline. Who writes holds the lease of the pipeline's recompute."""
+
+    def __init__(self, pipeline: Pipeline, path: Folder, table: DeltaTable) -> None:
+        """Use `open` or `read`."""
+        super().__init__(path, table)
+        self._pipeline = pipeline
+        self._files: tuple[int, list[tuple[str, int]]] | None = None
+        self._stored: tuple[int, list[Stored]] | None = None
+        self._days: tuple[int, dict[str, tuple[int, int]]] | None = None
+        # File -> what is in it: files never change, and most days do not either.
+        self._read: dict[str, list[Header]] = {}
+
+    @classmethod
+    def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
+        """To write: the table is made if need be, and gets the columns that a changed definition adds.
+
+        It also follows the setting that says how long versions of slices are kept.
+        """
+        path, kept = lake_root / pipeline.final_table, _retention()
+        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES | kept)
+        adapt(table, schema_of(pipeline), path)
+        follow(table, path, kept)
+        return cls(pipeline, path, table)
+
+    @classmethod
+    def read(cls, lake_root: Folder, pipeline: Pipeline, version: int | None = None) -> Self | None:
+        """To read, as it is now or was at a version; none if nothing was ever published."""
+        path = lake_root / pipeline.final_table
+        try:
+            return cls(pipeline, path, DeltaTable(str(path), version=version))
+        except TableNotFoundError:
+            return None
+
+    def days(self) -> list[str]:
+        """The days on which final slices begin, in order."""
+        return sorted(self._files_of_headers())
+
+    def slices_by_day(self) -> dict[str, int]:
+        """How many slices are final, by the day on which they begin. By the log alone."""
+        return {day: slices for day, (slices, _) in self._files_of_headers().items()}
+
+    def days_changed_since(self, time_ms: int) -> set[str]:
+        """The days of which a slice was published since a moment. By the log alone."""
+        return {day for day, (_, placed_ms) in self._files_of_headers().items() if placed_ms >= time_ms}
+
+    def newest_ms(self) -> int:
+        """When a slice was published last, by the clock of who did it; 0 if none ever was. By the log alone."""
+        return max((placed_ms for _, placed_ms in self._files_of_headers().values()), default=0)
+
+    def _files_of_headers(self) -> dict[str, tuple[int, int]]:
+        """Of each day how many headers its file has, and when it was placed; looked up once for each version."""
+        if self._days is None or self._days[0] != self.version:
+            self._days = self.version, files_of_headers(self._table)
+        return self._days[1]
+
+    def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
+        """Of every final slice, or of those that begin on one of these days."""
+        wanted = self.days() if days is None else days
+        files = [file for day in wanted for file in self._in_folder(HEADERS_SLICE + day)]
+        found = {header.slice: header for header in self._headers_in(files)}
+        for header in found.values():
+            if header.slice_seconds != self._pipeline.slice_seconds:
+                raise Refusal(
+                    f"{self._pipeline.final_table} has slices of {header.slice_seconds} s, the definition says "
+                    f"slice_seconds={self._pipeline.slice_seconds}: take the change back, or give the pipeline another "
+                    "name; slices that overlap would serve windows twice"
+                )
+        return found
+
+    def _headers_in(self, files: Iterable[str]) -> list[Header]:
+        wanted = list(files)
+        for file in wanted:
+            if file not in self._read:
+                texts = read(self.path / file, ["header"]).column("header")
+                self._read[file] = [Header.from_json(text) for text in texts.to_pylist()]
+        return [header for file in wanted for header in self._read[file]]
+
+    def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of a slice; columns that a changed definition has added since are null."""
+        names = columns_of(self._pipeline).names if columns is None else list(columns)
+        files, only = self._of_slice(slice_)
+        return dataset(self._table, self.path, files, schema_of(self._pipeline)).to_table(columns=names, filter=only)
+
+    def _of_slice(self, slice_: str) -> tuple[Collection[str], ds.Expression | None]:
+        """The files with the rows of a slice, and which of their rows these are, if not all."""
+        if own := self._in_folder(slice_):
+            return own, None
+        wanted = slice_named(self._pipeline, slice_)
+        return [file.path for file in self._folded(slice_[:8]) if file.may_touch(wanted)], within([wanted])
+
+    def has_columns_of_now(self, slice_: str) -> bool:
+        """Whether the rows of a slice were written with the columns of today's definition, in their order."""
+        names = columns_of(self._pipeline).names
+        signature = {INPUTS, *schema_of(self._pipeline).names}.difference(names)
+        files, only = self._of_slice(slice_)
+        # Rows of other slices in a folded file may have other columns than those of this one, which are beside it.
+        having = [file for file in files if only is None or self._dataset([file]).count_rows(filter=only)]
+        schemas = (footer(self.path / file).schema.to_arrow_schema() for file in having)
+        return all([name for name in schema.names if name not in signature] == names for schema in schemas)
+
+    def _dataset(self, files: Iterable[str]) -> ds.FileSystemDataset:
+        return dataset(self._table, self.path, files)
+
+    def _folded(self, day: str) -> list[Stored]:
+        """The folded files of a day."""
+        return of_day(self._all_stored(), day)
+
+    def _all_stored(self) -> list[Stored]:
+        """The files of rows with what the log says of their windows, looked up once for each version."""
+        if self._stored is None or self._stored[0] != self.version:
+            self._stored = self.version, stored(self._table)
+        return self._stored[1]
+
+    def _in_folder(self, value: str) -> dict[str, int]:
+        """The files of a partition, and their sizes."""
+        files, folder = self._all_files(), f"slice={value}/"
+        first = bisect_left(files, (folder, 0))
+        return dict(takewhile(lambda file: file[0].startswith(folder), islice(files, first, None)))
+
+    def _all_files(self) -> list[tuple[str, int]]:
+        """In order, and looked up once for each version: a run may ask for thousands of slices."""
+        if self._files is None or self._files[0] != self.version:
+            self._files = self.version, sorted(files_with_sizes(self._table).items())
+        return self._files[1]
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        """Replace these slices, rows and headers together, in one commit, if each is at the version before."""
+        # A slice without an earlier version, or with files of its own, has no rows in folded ones.
+        replaced = [p.header.slice for p in publications if p.header.version > 1]
+        folded = [slice_named(self._pipeline, name) for name in replaced if not self._in_folder(name)]
+        actions = self._taken_out(folded)
+        for day in sorted({publication.header.slice[:8] for publication in publications}):
+            old = self._in_folder(HEADERS_SLICE + day)
+            headers = {header.slice: header for header in self._headers_in(old)}
+            changed = [p.header for p in publications if p.header.slice.startswith(day)]
+            for header in changed:
+                self.require_version(headers.get(header.slice), header)
+            actions += [self.removal(file, size) for file, size in old.items()]
+            headers |= {header.slice: header for header in changed}
+            with self.staged() as stage:
+                actions.append(self.place(self._write_headers(stage, day, headers)))
+        for publication in publications:
+            actions += [self.removal(file, size) for file, size in self._in_folder(publication.header.slice).items()]
+            actions += self._place_whole(publication)
+        versions = {p.header.slice: p.header.version for p in publications}
+        runs = sorted({p.header.run for p in publications})
+        self.transact(actions, json.dumps({"runs": runs, "versions": versions}, separators=(",", ":")))
+
+    def _taken_out(self, slices: Iterable[Slice]) -> list[Action]:
+        """Write the folded files that hold rows of these slices again, without them."""
+        actions = list[Action]()
+        for day, some in by_day(slices).items():
+            for file in self._folded(day):
+                if touching := [slice_ for slice_ in some if file.may_touch(slice_)]:
+                    actions += self._without(file, touching)
+        return actions
+
+    def _without(self, file: Stored, slices: Sequence[Slice]) -> list[Action]:
+        """Replace a folded file by one without the rows of these slices; nothing if it has none of them."""
+        rows = self._dataset([file.path])
+        try:
+            if not rows.count_rows(filter=within(slices)):
+                return []
+            with self.staged() as stage:
+                left = stage / file.path.rpartition("/")[0] / "rows.parquet"
+                placed = [self.place(left)] if write_without(rows, slices, left) else []
+        except (OSError, pa.ArrowException) as error:
+            # What fails may as well be the disk on which it is written.
+            if why := why_unreadable(rows):
+                names = [slice_.name for slice_ in slices]
+                raise UnreadableRowsError(names, self._pipeline.final_table, f"{file.path}: {why}") from error
+            raise
+        return [self.removal(file.path, file.size), *placed]
+
+    def _place_whole(self, publication: Publication) -> list[Action]:
+        """All that was staged and judged, or nothing: a run that died before may have left less."""
+        header = publication.header
+        rows = sum(footer(file).num_rows for file in publication.files)
+        if rows != header.rows:
+            raise Refusal(
+                f"{rows:,} rows of slice {header.slice} are staged, its audit saw {header.rows:,}: clear the recompute "
+                f"of run {header.run}, or leave it to the next run"
+            )
+        return [self.place(file, keep=True) for file in publication.files]
+
+    def require_version(self, now: Header | None, planned: Header) -> None:
+        """Refuse a slice that is not at the version that was planned to be replaced."""
+        at = now.version if now else 0
+        if at != planned.version - 1:
+            by = f" by run {now.run}" if now else ""
+            raise PublishedMeanwhileError(
+                f"slice {planned.slice} is at version {at}{by}, not at {planned.version - 1} as run {planned.run} had "
+                "planned: another run has published it meanwhile, and its result stands; restate the slice if it "
+                "should be done again"
+            )
+
+    def tend(self, check: Callable[[], None], now_ms: int) -> None:
+        """Fold the files of slices that are over for long; now and then delete files that nobody can roll back to.
+
+        ``check`` is called before each commit, and raises if another has taken over.
+        """
+        self.fold(check, now_ms)
+        self.delete_now_and_then(_DELETE_EVERY_SECONDS)
+
+    def fold(self, check: Callable[[], None], now_ms: int, seconds: float = _FOLD_SECONDS) -> None:
+        """Fold what is due, for about so long; the rest is left to the next turn."""
+        began = time.monotonic()
+        failed = failed_lately(self.path)
+        wanted = (each for each in due(self._all_stored(), self._pipeline, now_ms) if each.files[0].path not in failed)
+        for number, each in enumerate(wanted):
+            if number and time.monotonic() - began > seconds:
+                log.info("the rest of the files of %s is folded in the next turns", self.path.name)
+                return
+            if not self._fold(each, check):
+                remember_failed(self.path, each)
+
+    def _fold(self, fold: Fold, check: Callable[[], None]) -> bool:
+        """One commit that changes no row; False if the files cannot be folded."""
+        began, actions = time.monotonic(), list[Action]()
+        with self.staged() as stage:
+            try:
+                files, rows = write_folded(self._dataset(file.path for file in fold.files), fold.day, stage)
+            except (OSError, pa.ArrowException) as error:
+                # What is published is published: a file that cannot be read must not stop the next slices.
+                log.error("files of %s of %s stay as they are: %s", self.path.name, fold.day, error)
+                return False
+            if rows != fold.rows:
+                log.error(
+                    "files of %s of %s stay as they are: they have %d rows, the log of the table says %d",
+                    *(self.path.name, fold.day, rows, fold.rows),
+                )
+                return False
+            actions += [self.place(file, data_change=False) for file in files]
+        actions += [self.removal(file.path, file.size, data_change=False) for file in fold.files]
+        check()
+        self.transact(actions, json.dumps({"folded": fold.day}, separators=(",", ":")))
+        seconds = time.monotonic() - began
+        log.info(
+            "folded %d files of %s of %s into %d in %.1f s",
+            *(len(fold.files), self.path.name, fold.day, len(files), seconds),
+        )
+        return True
+
+    def _write_headers(self, stage: Folder, day: str, headers: Mapping[str, Header]) -> Folder:
+        ordered = [headers[name] for name in sorted(headers)]
+        file = stage / f"slice={HEADERS_SLICE}{day}" / "headers.parquet"
+        columns: dict[str, Any] = {
+            "version": pa.array([header.version for header in ordered], pa.int64()),
+            "final_slice": [header.slice for header in ordered],
+            "header": [header.to_json() for header in ordered],
+        }
+        write(pa.table(columns), file)
+        return file
+
+    def published_at(self, slice_: str, version: int) -> int | None:
+        """The newest version of the table that has this version of a slice, as far back as the log goes.
+
+        The newest, since its files are kept longest: those of the publish may have been folded long ago.
+        """
+        newest: int | None = None
+        for number, words in self.words():
+            brought = words.get("versions", {}).get(slice_, 0)
+            if brought == version:
+                return self.version if newest is None else newest
+            if brought > version:
+                newest = number - 1
+        # The commit that brought it is out of the log: it was there until it was replaced.
+        return newest
+
+
+def files_of_headers(table: DeltaTable) -> dict[str, tuple[int, int]]:
+    """The days with final slices: how many headers the file of each has, and when it was placed."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if not actions.num_rows:
+        return {}
+    columns = (actions[name].to_pylist() for name in ("path", "num_records", "modification_time"))
+    files = ((value_of(path), rows, placed_ms) for path, rows, placed_ms in zip(*columns, strict=True))
+    return {
+        value.removeprefix(HEADERS_SLICE): (rows, placed_ms)
+        for value, rows, placed_ms in files
+        if value.startswith(HEADERS_SLICE)
+    }
+
+
+def _retention() -> dict[str, str]:
+    return dict.fromkeys(_RETENTION, f"interval {KeptDays.from_env().final_versions} days")
+
+
+def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
+    """Add the columns of a changed definition; a column whose type has changed cannot be served."""
+    there = {field.name: field for field in table.schema().fields}
+    asked = Schema.from_arrow(wanted).fields
+    changed = [field.name for field in asked if field.name in there and there[field.name].type != field.type]
+    if changed:
+        types = ", ".join(f"{name} is {there[name].type} there" for name in changed)
+        raise Refusal(
+            f"{path} holds rows of another type ({types}): take the change back, or give the measure another name"
+        )
+    if missing := [field for field in asked if field.name not in there]:
+        table.alter.add_columns(missing)
+        keep_entry(path, table.version())

@@ -1,0 +1,284 @@
+"""Folding final rows: the rows of many slices of a day in one file, so that a year of slices is a few thousand files.
+
+Headers are not touched. What the table's log says of its files is enough to know what is due.
+"""
+
+import hashlib
+import json
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from itertools import islice, takewhile
+from operator import attrgetter, or_
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from jobs.lake.delta.fenced import for_each, value_of
+from jobs.lake.delta.merging import GOOD_FILE_BYTES, File, similar
+from jobs.pipelines.days import settled_before_ms
+from jobs.pipelines.slices import Slice, runs_of, slice_named
+from jobs.pipelines.spec import HEADERS_SLICE, HOUR_MS, ROWS_SLICE, Pipeline
+from jobs.storage.folders import Folder, write_whole
+from jobs.storage.parquet import arrow_place
+
+_TIME = pa.timestamp("us", tz="UTC")
+# What a final row says beside its window and the pipeline's own columns.
+_SIGNATURE = ("version", "as_of", "run", "fingerprint")
+# Most slices that are published again are so within minutes.
+HOUR_REST_MS = 2 * HOUR_MS
+# Of the files that go into one.
+_MOST_BYTES = 128 * 1024 * 1024
+_MOST_FILES = 1500
+# In the table's folder: the first file of each fold that failed, and when. Most of a day's files would be read again.
+_FAILED = "_not_folded.json"
+_TRY_AGAIN_SECONDS = 24 * HOUR_MS // 1000
+# A reader of one slice reads a group or two.
+_GROUP_ROWS = 32_768
+
+
+class Stored(NamedTuple):
+    """A file of final rows by the log: its first and last window in microseconds since 1970, none if not known."""
+
+    path: str
+    size: int
+    rows: int | None
+    first: int | None
+    last: int | None
+
+    def may_touch(self, slice_: Slice) -> bool:
+        """Whether there may be windows of a slice in it."""
+        if self.first is None or self.last is None:
+            return True
+        return self.first < slice_.end_ms * 1000 and self.last >= slice_.start_ms * 1000
+
+    def lies_in(self, slice_: Slice) -> bool:
+        """Whether all its windows begin in a slice, as far as is known."""
+        if self.first is None or self.last is None:
+            return self.rows == 0
+        return slice_.start_ms * 1000 <= self.first and self.last < slice_.end_ms * 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """Files of a day whose rows go into one, in the order of their windows."""
+
+    day: str
+    files: tuple[Stored, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many there are by the log."""
+        return sum(file.rows or 0 for file in self.files)
+
+
+def stored(table: DeltaTable) -> list[Stored]:
+    """The files of final rows, in order."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if not actions.num_rows:
+        return []
+    first, last = (pc.cast(actions[f"{bound}.window_start"], _TIME).cast(pa.int64()) for bound in ("min", "max"))
+    # A window that is null lies in no slice.
+    known = pc.equal(actions["null_count.window_start"], 0)
+    columns = [actions["path"], actions["size_bytes"], actions["num_records"]]
+    columns += [pc.if_else(known, bound, None) for bound in (first, last)]
+    files = (Stored(*values) for values in zip(*(column.to_pylist() for column in columns), strict=True))
+    return sorted(file for file in files if not value_of(file.path).startswith(HEADERS_SLICE))
+
+
+def of_day(files: Sequence[Stored], day: str) -> list[Stored]:
+    """The folded files of a day, of files in order."""
+    folder = f"slice={ROWS_SLICE}{day}"
+    first = bisect_left(files, folder, key=attrgetter("path"))
+    return list(takewhile(lambda file: file.path.startswith(folder), islice(files, first, None)))
+
+
+def by_day(slices: Iterable[Slice]) -> Mapping[str, list[Slice]]:
+    """Slices by the day on which they begin."""
+    found = defaultdict[str, list[Slice]](list)
+    for slice_ in slices:
+        found[slice_.name[:8]].append(slice_)
+    return found
+
+
+def folder_of(day: str, names: Sequence[str]) -> str:
+    """Where rows of a day with these columns are folded: what has other columns is never mixed with them."""
+    digest = hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()[:8]
+    return f"slice={ROWS_SLICE}{day}-{digest}"
+
+
+def within(slices: Iterable[Slice]) -> ds.Expression:
+    """The windows that belong to these slices."""
+    runs = [(run[0].start, run[-1].end) for run in runs_of(slices)]
+    start = ds.field("window_start")
+    return reduce(or_, ((start >= pa.scalar(a, _TIME)) & (start < pa.scalar(b, _TIME)) for a, b in runs))
+
+
+# -- What is due --
+
+
+def due(files: Iterable[Stored], pipeline: Pipeline, now_ms: int) -> Iterator[Fold]:
+    """What is to be folded now, the newest days first. No file is in two folds."""
+    days = defaultdict[str, list[Stored]](list)
+    for file in files:
+        days[value_of(file.path).removeprefix(ROWS_SLICE)[:8]].append(file)
+    for day in sorted(days, reverse=True):
+        slices, folded = _slices(days[day], pipeline), of_day(days[day], day)
+        end_ms = max(_end_of(day), *(slice_.end_ms for slice_ in slices), 0)
+        if end_ms <= settled_before_ms(pipeline, now_ms):
+            yield from _whole_day(day, list(slices.values()), folded)
+        else:
+            yield from _hours(day, slices, now_ms)
+
+
+def _slices(files: Iterable[Stored], pipeline: Pipeline) -> dict[Slice, list[Stored]]:
+    """The slices that have files of their own which can be folded: small ones, with no window of another slice."""
+    found = defaultdict[str, list[Stored]](list)
+    for file in files:
+        if not (name := value_of(file.path)).startswith(ROWS_SLICE):
+            found[name].append(file)
+    slices = {slice_named(pipeline, name): found[name] for name in sorted(found)}
+    return {
+        slice_: own
+        for slice_, own in slices.items()
+        if all(file.lies_in(slice_) for file in own) and sum(file.size for file in own) < GOOD_FILE_BYTES
+    }
+
+
+def _end_of(day: str) -> int:
+    end = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC) + timedelta(days=1)
+    return round(end.timestamp() * 1000)
+
+
+def _hours(day: str, slices: dict[Slice, list[Stored]], now_ms: int) -> Iterator[Fold]:
+    hours = defaultdict[int, list[list[Stored]]](list)
+    ends = defaultdict[int, int](int)
+    for slice_, own in slices.items():
+        hour = slice_.start_ms // HOUR_MS
+        hours[hour].append(own)
+        ends[hour] = max(slice_.end_ms, (hour + 1) * HOUR_MS)
+    for hour, units in hours.items():
+        if now_ms >= ends[hour] + HOUR_REST_MS:
+            yield from (Fold(day=day, files=tuple(few)) for few in _packs(units) if len(few) > 1)
+
+
+def _whole_day(day: str, slices: list[list[Stored]], folded: Sequence[Stored]) -> Iterator[Fold]:
+    """All slices, and of the folded files with the same columns those of similar size."""
+    if folded or sum(map(len, slices)) > 1:
+        yield from (Fold(day=day, files=tuple(few)) for few in _packs(slices))
+    by_columns = defaultdict[str, list[Stored]](list)
+    for file in folded:
+        by_columns[value_of(file.path)].append(file)
+    for files in by_columns.values():
+        for few in _packs([file] for file in sorted(files, key=_first)):
+            sizes: list[File] = sorted(((file.path, file.size) for file in few), key=lambda file: file[1])
+            found = similar(sizes)
+            if found:
+                yield Fold(day=day, files=tuple(file for file in few if file.path in found))
+
+
+def _packs(units: Iterable[list[Stored]]) -> Iterator[list[Stored]]:
+    """As many in their order as go into one file; files of a slice stay together."""
+    found = list[Stored]()
+    for unit in units:
+        together = [*found, *unit]
+        if found and (sum(file.size for file in together) > _MOST_BYTES or len(together) > _MOST_FILES):
+            yield found
+            together = unit
+        found = together
+    if found:
+        yield found
+
+
+def _first(file: Stored) -> int:
+    return file.first or 0
+
+
+def failed_lately(path: Folder) -> dict[str, float]:
+    """The first file of each fold of a table that failed within a day, and when, whichever process tried it."""
+    now = time.time()
+    try:
+        said = {str(file): float(at) for file, at in json.loads((path / _FAILED).read_text()).items()}
+    except (FileNotFoundError, ValueError, AttributeError, TypeError):
+        return {}
+    # A time that lies ahead is from a clock that was wrong.
+    return {file: at for file, at in said.items() if 0 <= now - at < _TRY_AGAIN_SECONDS}
+
+
+def remember_failed(path: Folder, fold: Fold) -> None:
+    """Leave a fold alone for a day, so that others have their turn."""
+    failed = failed_lately(path) | {fold.files[0].path: time.time()}
+    write_whole(path / _FAILED, json.dumps(failed).encode())
+
+
+# -- Writing --
+
+
+def write_folded(rows: ds.FileSystemDataset, day: str, stage: Folder) -> tuple[list[Folder], int]:
+    """Write the rows of files, in their order, into one file for each set of columns; these, and how many rows."""
+    groups = defaultdict[tuple[str, ...], list[ds.Fragment]](list)
+    fragments = list(rows.get_fragments())
+    for fragment, schema in zip(fragments, for_each(stage, attrgetter("physical_schema"), fragments), strict=True):
+        # A staged file has a column more than the table.
+        known = (name for name in schema.names if name in rows.schema.names)
+        groups[tuple(name for name in known if name not in _SIGNATURE)].append(fragment)
+    files, total = list[Folder](), 0
+    for names, alike in groups.items():
+        file = stage / folder_of(day, names) / "rows.parquet"
+        some = ds.FileSystemDataset(alike, rows.schema, rows.format, rows.filesystem)
+        if count := write_rows(some, names, file):
+            files.append(file)
+            total += count
+    return files, total
+
+
+def why_unreadable(rows: ds.FileSystemDataset) -> str | None:
+    """Why rows cannot be read; none if they can. It reads all of them."""
+    try:
+        for _ in rows.to_batches():
+            pass
+    except (OSError, pa.ArrowException) as error:
+        return str(error)
+    return None
+
+
+def write_without(rows: ds.FileSystemDataset, slices: Iterable[Slice], file: Folder) -> int:
+    """Write the rows of a folded file without those of some slices; how many are left."""
+    (fragment,) = rows.get_fragments()
+    names = [name for name in fragment.physical_schema.names if name not in _SIGNATURE]
+    return write_rows(rows, names, file, ~within(slices))
+
+
+def write_rows(rows: ds.Dataset, names: Sequence[str], file: Folder, only: ds.Expression | None = None) -> int:
+    """Write rows with these columns and their signature, a few at a time; how many there are."""
+    columns = [*names, *_SIGNATURE]
+    schema = pa.schema([rows.schema.field(name) for name in columns])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    name, files = arrow_place(file)
+    count = 0
+    with pq.ParquetWriter(name, schema, filesystem=files) as writer:
+        for few in _groups(rows.scanner(columns=columns, filter=only).to_batches()):
+            # A batch that is a little larger makes no tiny group.
+            writer.write_table(few, row_group_size=2 * _GROUP_ROWS)
+            count += few.num_rows
+    return count
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    waiting, rows = list[pa.RecordBatch](), 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= _GROUP_ROWS:
+            yield pa.Table.from_batches(waiting)
+            waiting, rows = [], 0
+    if rows:
+        yield pa.Table.from_batches(waiting)

@@ -1,0 +1,254 @@
+"""`ledger/<pipeline>`: the history of each slice's states, append-only."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.lake.delta.fenced import Action, FencedTable, dataset, files_with_sizes, opened, value_of
+from jobs.lake.final import TIME, adapt
+from jobs.lake.states import Boundary, Counted, Entry, State
+from jobs.pipelines.slices import slice_named
+from jobs.pipelines.spec import Pipeline
+from jobs.settings import KeptDays
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import write
+
+_MERGE_EVERY_COMMITS = 50
+# Days of which old lines are removed at a time: a plan waits meanwhile.
+_DAYS_A_TURN = 3
+_PROPERTIES = {
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+}
+SCHEMA = pa.schema(
+    [
+        pa.field("slice", pa.string()),
+        pa.field("slice_start", TIME),
+        pa.field("slice_end", TIME),
+        pa.field("state", pa.string()),
+        pa.field("as_of", TIME),
+        pa.field("run", pa.string()),
+        pa.field("version", pa.int64()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("boundary", pa.string()),
+        pa.field("offsets", pa.string()),
+        pa.field("events_version", pa.int64()),
+        pa.field("rows", pa.int64()),
+        pa.field("events", pa.int64()),
+        pa.field("late", pa.int64()),
+        pa.field("in_time", pa.int64()),
+        pa.field("checks", pa.string()),
+        pa.field("checksum", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("docs", pa.string()),
+        # Which of two lines came later: the version of the table that brought it.
+        pa.field("commit", pa.int64()),
+        pa.field("day", pa.string()),
+    ]
+)
+
+
+# All columns of a file; that of its day is the name of its folder.
+_WRITTEN = [name for name in SCHEMA.names if name != "day"]
+_DERIVED = ("slice_start", "slice_end", "day")
+_READ = [name for name in SCHEMA.names if name not in _DERIVED]
+
+
+class Ledger(FencedTable):
+    """The ledger of a pipeline. Who writes holds the lease of the pipeline's recompute."""
+
+    def __init__(self, pipeline: Pipeline, path: Folder, table: DeltaTable) -> None:
+        """Use `open` or `read`."""
+        super().__init__(path, table)
+        self._pipeline = pipeline
+
+    @classmethod
+    def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
+        """To write; it is made if need be, and gets the columns that an older version did not write."""
+        path = lake_root / pipeline.ledger_table
+        table = opened(path, SCHEMA, "day", _PROPERTIES)
+        adapt(table, SCHEMA, path)
+        return cls(pipeline, path, table)
+
+    @classmethod
+    def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
+        """To read; none if no plan was ever made."""
+        path = lake_root / pipeline.ledger_table
+        try:
+            return cls(pipeline, path, DeltaTable(str(path)))
+        except TableNotFoundError:
+            return None
+
+    def counted(self) -> Counted | None:
+        """How far late events were counted when it was written last; none before the first count."""
+        # Each line's commit hands it on; making the table says nothing.
+        counted = next((words["counted"] for _, words in self.words() if "counted" in words), None)
+        return Counted.from_json(counted) if counted else None
+
+    def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
+        """The newest line of each slice, or of these."""
+        if slices is None:
+            return _entries(self._newest())
+        rows = self._newest({slice_[:8] for slice_ in slices})
+        return _entries(rows.filter(pc.is_in(rows.column("slice"), pa.array(slices, pa.string()))))
+
+    def days(self) -> list[str]:
+        """The days of whose slices there is a line, in order."""
+        return sorted({value_of(file) for file in files_with_sizes(self._table)})
+
+    def newest_of(self, days: Collection[str]) -> dict[str, Entry]:
+        """The newest line of each slice that begins on one of these days."""
+        return _entries(self._newest(days))
+
+    def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
+        """The newest line of each slice that begins on one of these days, but of those that are settled the name alone.
+
+        Settled: called final at the version that is given for it, and nothing came late.
+        """
+        rows = self._newest(days)
+        at = pc.index_in(rows.column("slice"), pa.array(versions, pa.string()))
+        as_final = pa.array(versions.values(), pa.int64()).take(at)
+        settled = pc.and_(
+            pc.and_(pc.equal(rows.column("state"), State.FINAL.value), pc.equal(rows.column("late"), 0)),
+            pc.fill_null(pc.equal(rows.column("version"), as_final), False),
+        )
+        return _entries(rows.filter(pc.invert(settled))), set(rows.column("slice").filter(settled).to_pylist())
+
+    def _newest(self, days: Collection[str] | None = None) -> pa.Table:
+        files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
+        rows = self._rows(files)
+        return rows.take(_last_of_each(rows))
+
+    def history(self, slice_: str) -> list[Entry]:
+        """All lines of a slice, in order."""
+        files = [file for file in files_with_sizes(self._table) if value_of(file) == slice_[:8]]
+        rows = self._rows(files).to_pylist()
+        return [_entry(row) for row in rows if row["slice"] == slice_]
+
+    def _rows(self, files: Iterable[str]) -> pa.Table:
+        """Lines in the order in which they came; columns that an older version did not write are null."""
+        rows = dataset(self._table, self.path, files, SCHEMA).to_table(_READ)
+        return rows.sort_by([("commit", "ascending")])
+
+    def append(self, entries: Iterable[Entry], *, counted: Counted | None = None) -> None:
+        """One commit; one line for each slice at most, so that its order is that of the commits.
+
+        ``counted``: how far late events were counted for these lines, if they were.
+        """
+        by_day: dict[str, list[Entry]] = {}
+        for entry in entries:
+            by_day.setdefault(entry.slice[:8], []).append(entry)
+        if not by_day:
+            return
+        with self.staged() as stage:
+            actions = [self.place(self._write(stage, day, lines)) for day, lines in by_day.items()]
+        counted = counted or self.counted()
+        words = json.dumps({"counted": counted.to_json() if counted else None}, separators=(",", ":"))
+        self.transact(actions, words)
+        if self.version % _MERGE_EVERY_COMMITS == 0:
+            self._remove_old_lines(words)
+            self.merge_small_files(words)
+            self.delete_now_and_then()
+
+    def _remove_old_lines(self, words: str) -> None:
+        """Remove what is older than `LEDGER_KEPT_DAYS`, but of each slice never the newest line, in a few days a turn.
+
+        By the newest line a plan knows what became of a slice, however long ago that was.
+        """
+        actions = list[Action]()
+        with self.staged() as stage:
+            for day, (files, before) in self._days_with_old_lines().items():
+                rows = dataset(self._table, self.path, files, SCHEMA).to_table(_WRITTEN)
+                rows = rows.sort_by([("commit", "ascending")])
+                is_newest = pc.is_in(pa.array(range(rows.num_rows)), _last_of_each(rows))
+                kept = rows.filter(pc.or_(pc.greater_equal(rows.column("as_of"), before), is_newest))
+                if kept.num_rows == rows.num_rows:
+                    continue
+                file = stage / f"day={day}" / "lines.parquet"
+                write(kept, file)
+                actions += [self.place(file), *(self.removal(name, size) for name, size in files.items())]
+        if actions:
+            self.transact(actions, words)
+
+    def _days_with_old_lines(self) -> dict[str, tuple[dict[str, int], pa.Scalar]]:
+        """The files of days that have old lines, and more lines than slices; those with most lines come first.
+
+        The age is that of the newest line: its time is the broker's.
+        """
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        if not {"min.as_of", "max.as_of"} <= set(actions.column_names):
+            return {}
+        kept = pa.scalar(timedelta(days=KeptDays.from_env().ledger), pa.duration("us"))
+        before = pc.subtract(pc.max(actions.column("max.as_of")), kept)
+        days = actions.group_by("partition.day").aggregate([("num_records", "sum"), ("min.as_of", "min")])
+        most = 86_400 // self._pipeline.slice_seconds
+        found = days.filter(
+            pc.and_(pc.less(days.column("min.as_of_min"), before), pc.greater(days.column("num_records_sum"), most))
+        ).sort_by([("num_records_sum", "descending")])
+        chosen = found.column("partition.day").to_pylist()[:_DAYS_A_TURN]
+        by_day: dict[str, dict[str, int]] = {day: {} for day in chosen}
+        for file, size in files_with_sizes(self._table).items():
+            if value_of(file) in by_day:
+                by_day[value_of(file)][file] = size
+        return {day: (files, before.cast(TIME)) for day, files in by_day.items()}
+
+    def _write(self, stage: Folder, day: str, lines: Iterable[Entry]) -> Folder:
+        file = stage / f"day={day}" / "lines.parquet"
+        rows = [self._row(line) for line in lines]
+        write(pa.Table.from_pylist(rows, SCHEMA).drop_columns(["day"]), file)
+        return file
+
+    def _row(self, entry: Entry) -> dict[str, Any]:
+        slice_ = slice_named(self._pipeline, entry.slice)
+        return {
+            **vars(entry),
+            "state": entry.state.value,
+            "slice_start": slice_.start,
+            "slice_end": slice_.end,
+            "as_of": datetime.fromtimestamp(entry.at_ms / 1000, UTC),
+            "boundary": entry.boundary.to_json() if entry.boundary else None,
+            "offsets": json.dumps(dict(entry.offsets), separators=(",", ":")),
+            "commit": self.version + 1,
+        }
+
+
+def _last_of_each(rows: pa.Table) -> pa.Array:
+    """Where the last row of each slice is."""
+    last = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}
+    return pa.array(last.values(), pa.int64())
+
+
+def _entries(rows: pa.Table) -> dict[str, Entry]:
+    return {row["slice"]: _entry(row) for row in rows.to_pylist()}
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    as_of, boundary, offsets = row.pop("as_of"), row.pop("boundary"), row.pop("offsets")
+    del row["commit"]
+    # Without late events none has come in time, whoever has written the line.
+    in_time = row["in_time"] if row["late"] else 0
+    return Entry(
+        **{**row, "state": State(row["state"]), "in_time": in_time},
+        at_ms=round(as_of.timestamp() * 1000),
+        boundary=_boundary(boundary) if boundary else None,
+        offsets=_offsets(offsets or "{}"),
+    )
+
+
+# Slices of one plan have the same.
+@lru_cache(maxsize=1024)
+def _boundary(text: str) -> Boundary:
+    return Boundary.from_json(text)
+
+
+@lru_cache(maxsize=1024)
+def _offsets(text: str) -> Mapping[int, int]:
+    return {int(partition): end for partition, end in json.loads(text).items()}

@@ -1,0 +1,468 @@
+"""What becomes of a slice: when it is closed, whether it is due, and why. Decisions only, on plain data."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Self
+
+import msgspec
+
+from jobs.pipelines.days import DAY_MS, day_of
+from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between, start_ms_of
+from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
+from jobs.times import iso
+
+# One broker says what time it is, the leader of each partition stamps arrivals: their clocks may differ by this much.
+CLOCK_SKEW_MS = 5_000
+# So begins the verdict of a slice that was rolled back: what it misses, somebody wants it to miss.
+ROLLED_BACK = "rolled back"
+# Of one run; a longer gap is healed by several.
+MAX_SLICES = 5000
+
+
+class State(StrEnum):
+    """Where a slice stands."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    RECOMPUTING = "recomputing"
+    AUDITING = "auditing"
+    FINAL = "final"
+    BLOCKED = "blocked"
+    REOPENED = "reopened"
+
+
+# A run that dies leaves its slices so: the next one takes them again.
+_UNFINISHED = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.REOPENED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """End offsets of a topic, taken once when nothing more can come in time. All before them belongs to the slice."""
+
+    topic_id: str
+    ends: Mapping[int, int]
+
+    def is_reached(self, landed: Mapping[int, int]) -> bool:
+        """Whether everything before it has been landed."""
+        return all(landed.get(partition, 0) >= end for partition, end in self.ends.items())
+
+    def missing(self, landed: Mapping[int, int]) -> str:
+        """What is not landed yet, in words."""
+        behind = {p: end - landed.get(p, 0) for p, end in self.ends.items() if landed.get(p, 0) < end}
+        return ", ".join(f"partition {p}: {count:,} offsets" for p, count in behind.items())
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json` back."""
+        return msgspec.json.decode(text, type=cls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a final slice says of itself. ``offsets`` is how far the topic was landed in what was counted."""
+
+    slice: str
+    slice_seconds: int
+    version: int
+    as_of_ms: int
+    run: str
+    fingerprint: str
+    topic_id: str
+    offsets: Mapping[int, int]
+    events_version: int
+    rows: int
+    events: int
+    checksum: str
+    verdict: str
+    reason: str
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json` back."""
+        return msgspec.json.decode(text, type=cls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A line of the ledger: the state of a slice from a moment on, with all that is known of it then."""
+
+    slice: str
+    state: State
+    at_ms: int
+    run: str
+    version: int = 0
+    fingerprint: str = ""
+    boundary: Boundary | None = None
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    events_version: int | None = None
+    rows: int | None = None
+    events: int | None = None
+    # Events that came since it was computed, and are not in it.
+    late: int = 0
+    # Those of them that arrived before the slice was over. None: an older version of Tideline did not tell them apart.
+    in_time: int | None = 0
+    checks: str | None = None
+    checksum: str | None = None
+    reason: str = ""
+    docs: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """The topic as the plan found it: its ends count open transactions, too."""
+
+    topic_id: str
+    earliest: Mapping[int, int]
+    ends: Mapping[int, int]
+
+    def landed(self, ends: Mapping[int, int]) -> dict[int, int]:
+        """How far it is landed. A partition of which nothing ever was begins at its first record: so will ingest."""
+        return {partition: ends.get(partition, first) for partition, first in self.earliest.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """How far late events were counted: those before these offsets, and those that arrived up to a moment."""
+
+    topic_id: str
+    ends: Mapping[int, int]
+    # Nothing older is of this topic, but of one that was there before: offsets say nothing of it.
+    since_ms: int = 0
+    at_ms: int = 0
+    # Old slices for which late events were counted, and about which no plan has decided yet.
+    undecided: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json` back."""
+        return msgspec.json.decode(text, type=cls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Slices that somebody asks for, whatever their state; without any, a run takes what is due."""
+
+    slices: tuple[Slice, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """A slice to be recomputed, and why. ``version`` is the one that is served now; 0: none."""
+
+    slice: Slice
+    version: int
+    reason: str
+    boundary: Boundary
+    late: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a plan finds."""
+
+    tide_line_ms: int | None
+    due: tuple[Due, ...]
+    # Slices whose time has come, and which wait for ingest; each with its boundary.
+    waiting: Mapping[Slice, Boundary]
+    # Boundaries that are taken now, to be written down before anything else.
+    taken: Mapping[Slice, Boundary]
+    # Asked for, but not closed: with the sentence.
+    refused: Mapping[Slice, str]
+    blocked: tuple[Slice, ...]
+    # Of those that were looked at: there may be older ones.
+    outdated: tuple[Slice, ...]
+    # Published, but a run died before it told the ledger and the topic.
+    untold: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What tables and topic say when a plan is made."""
+
+    now_ms: int
+    # Of the first whole slice of landed events, or of the first final slice.
+    first_ms: int | None
+    topic: Topic
+    landed: Mapping[int, int]
+    # Of the days that may have something to do, and of slices that are asked for, were left or have late events.
+    headers: Mapping[str, Header]
+    entries: Mapping[str, Entry]
+    line_ms: int | None = None
+    # Late events of final slices since the last plan, and those of them that had come in time.
+    late: Mapping[str, int] = field(default_factory=dict)
+    in_time: Mapping[str, int] = field(default_factory=dict)
+    # Days in which any slice may be due. In others all are final: only a request, an event or a dead run takes one.
+    days: Collection[str] | None = None
+    # Final slices of runs that have not ended, or whose late events no plan has judged, wherever they are.
+    left: Collection[str] = ()
+    # Final slices of which the ledger says just that, and nothing else: they are in no entries.
+    settled: Collection[str] = ()
+    # Other final slices that were looked up there; none: all of them.
+    with_entries: Collection[str] | None = None
+    events_from_ms: int = 0
+
+
+def closes_at(pipeline: Pipeline, slice_: Slice) -> int:
+    """The moment from which nothing that arrives for a slice is in time."""
+    return slice_.end_ms + pipeline.window.reach_ms + pipeline.allowed_lateness_seconds * 1000 + CLOCK_SKEW_MS
+
+
+def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
+    """Why a slice is not over at a moment of the broker's clock; none if it is."""
+    wait_ms = closes_at(pipeline, slice_) - now_ms
+    return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more" if wait_ms > 0 else None
+
+
+def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
+    """Whether an event of a slice arrived before the slice was over, by the stamp of its broker."""
+    return arrival_ms < closes_at(pipeline, slice_) - CLOCK_SKEW_MS
+
+
+def has_events(pipeline: Pipeline, slice_: Slice, events_from_ms: int) -> bool:
+    """Whether all events are there that a slice is computed from, and none of them was removed."""
+    return slice_.start_ms - pipeline.window.look_back_ms >= events_from_ms or not events_from_ms
+
+
+def removed(source: Source, events_from_ms: int) -> str:
+    """Why a slice without all its events cannot be computed, or compared."""
+    return (
+        f"events of {source.name!r} before {iso(events_from_ms)} were removed: they are kept for events_kept_days="
+        f"{source.events_kept_days}"
+    )
+
+
+def needed_from_ms(pipeline: Pipeline, known: Known, surveyed: Survey, open_: Collection[str]) -> int:
+    """From which time on events are still needed: by slices that are not done, and by those that can be reopened.
+
+    All that arrived before the tide line is landed. What arrives later is rejected if it is older than the horizon, so
+    slices before that are computed for good. ``open_``: the names of slices that wait for a person, or for a run.
+    """
+    if known.first_ms is None:
+        return 0
+    line = known.first_ms if surveyed.tide_line_ms is None else surveyed.tide_line_ms
+    oldest = line - pipeline.source.horizon_hours * HOUR_MS - CLOCK_SKEW_MS - pipeline.window.reach_ms
+    slices = [*(due.slice for due in surveyed.due), *surveyed.waiting, *surveyed.blocked]
+    starts = [slice_at(pipeline, max(0, oldest)).start_ms, *(slice_.start_ms for slice_ in slices)]
+    return min([*starts, *map(start_ms_of, open_)]) - pipeline.window.look_back_ms
+
+
+def first_whole(pipeline: Pipeline, first_ms: int, events_from_ms: int) -> Slice:
+    """The first slice of which all events are there, if the first event that is there happened then."""
+    first = slice_at(pipeline, first_ms)
+    if has_events(pipeline, first, events_from_ms):
+        return first
+    return slice_at(pipeline, events_from_ms + pipeline.window.look_back_ms + pipeline.slice_seconds * 1000 - 1)
+
+
+def over(pipeline: Pipeline, known: Known) -> list[Slice]:
+    """Every slice whose time has come, of the days that may have one to do."""
+    if known.first_ms is None:
+        return []
+    first = slice_at(pipeline, known.first_ms).start_ms
+    end = known.now_ms - closes_at(pipeline, Slice(0, 0)) - pipeline.slice_seconds * 1000 + 1
+    if known.days is None:
+        return slices_between(pipeline, first, end)
+    starts = (at for at in range(first - first % DAY_MS, end, DAY_MS) if day_of(at) in known.days)
+    spans = ((max(first, at), min(end, at + DAY_MS)) for at in starts)
+    return [slice_ for from_, to in spans for slice_ in slices_between(pipeline, from_, to) if slice_.start_ms >= from_]
+
+
+def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> Survey:
+    """What is closed, what is due, and what a run would do."""
+    asked = set(request.slices) if request else set()
+    refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, known, slice_))}
+    recent = [s for s in over(pipeline, known) if s.name not in known.settled]
+    left = (name for name in known.left if name not in known.settled)
+    # A slice that was made final before it was over waits until it is.
+    named = (slice_named(pipeline, name) for name in (*known.late, *left))
+    touched = {slice_ for slice_ in named if not early(pipeline, slice_, known.now_ms)}
+    wanted = sorted({*recent, *touched, *(asked - set(refused))})
+    candidates = [slice_ for slice_ in wanted if has_events(pipeline, slice_, known.events_from_ms)]
+    taken: dict[Slice, Boundary] = {}
+    waiting: dict[Slice, Boundary] = {}
+    due: list[Due] = []
+    for slice_ in candidates:
+        if request and slice_ not in asked:
+            if _boundary(known, slice_) is None:
+                taken[slice_] = _now(known)
+            continue
+        reason = request.reason if request else _reason(pipeline, known, slice_)
+        boundary = _boundary(known, slice_)
+        if boundary is None:
+            boundary = taken[slice_] = _now(known)
+        if reason is None:
+            continue
+        if not boundary.is_reached(known.landed):
+            waiting[slice_] = boundary
+            continue
+        header = known.headers.get(slice_.name)
+        due.append(
+            Due(
+                slice=slice_,
+                version=header.version if header else 0,
+                reason=reason,
+                boundary=boundary,
+                late=_late(known, slice_.name),
+            )
+        )
+    if request:
+        refused |= {s: f"ingest has yet to land {b.missing(known.landed)}" for s, b in waiting.items()}
+    looked_up = known.headers if known.with_entries is None else known.with_entries
+    return Survey(
+        tide_line_ms=known.line_ms,
+        due=tuple(due),
+        waiting=waiting,
+        taken=taken,
+        refused=refused,
+        blocked=tuple(s for s in candidates if _state(known, s) is State.BLOCKED),
+        outdated=outdated_slices(pipeline, known.headers, known.events_from_ms),
+        untold=tuple(sorted(n for n in looked_up if _is_untold(known.headers[n], known.entries.get(n)))),
+    )
+
+
+def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
+    """Whether a line is of the run that has computed or published this."""
+    return entry is not None and (entry.run, entry.version) == (computed.run, computed.version)
+
+
+def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
+    """Whether a run is at work on the next version, or another has made this one final.
+
+    Below a line of this run nobody would find what the other leaves.
+    """
+    if entry is None:
+        return False
+    is_final_by_another = entry.state is State.FINAL and entry.run != computed.run
+    return entry.version > computed.version or (entry.version == computed.version and is_final_by_another)
+
+
+def reconciled(header: Header, entry: Entry | None) -> Entry:
+    """What the ledger should say of a slice whose run died after its publish: the header wins.
+
+    The boundary is the slice's, whoever has written the newest line; checks and page are those of a run.
+    """
+    own = entry if is_of(header, entry) else None
+    return Entry(
+        slice=header.slice,
+        state=State.FINAL,
+        at_ms=header.as_of_ms,
+        run=header.run,
+        version=header.version,
+        fingerprint=header.fingerprint,
+        boundary=entry.boundary if entry else None,
+        offsets=header.offsets,
+        events_version=header.events_version,
+        rows=header.rows,
+        events=header.events,
+        late=own.late if own else 0,
+        in_time=own.in_time if own else 0,
+        checks=own.checks if own else None,
+        checksum=header.checksum,
+        reason=header.reason,
+        docs=own.docs if own else None,
+    )
+
+
+def with_late(entry: Entry, more: int, at_ms: int, *, in_time: int = 0) -> Entry:
+    """The same state with more late events, so many of them in time."""
+    known = None if entry.in_time is None else entry.in_time + in_time
+    return replace(entry, late=entry.late + more, in_time=known, at_ms=at_ms)
+
+
+def too_late(pipeline: Pipeline, late: int, events: int) -> bool:
+    """Whether so many late events reopen a slice of so many events."""
+    return late > pipeline.reopen_rows or late > pipeline.reopen_share * events
+
+
+def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
+    """Why a scheduled run takes a slice; none if it does not."""
+    header, entry = known.headers.get(slice_.name), known.entries.get(slice_.name)
+    late, in_time = _late(known, slice_.name), in_time_of(known, slice_.name)
+    if entry and entry.state is State.BLOCKED and entry.version > (header.version if header else 0):
+        return _reason_to_try_again(pipeline, entry, late, in_time)
+    if header is None:
+        return "closed"
+    if in_time:
+        # It was made final too early: by a wrong clock, or by brokers whose clocks differ too much.
+        return f"{in_time:,} missing events that had come in time"
+    if late and too_late(pipeline, late, header.events):
+        return f"{late:,} late events"
+    if entry and entry.state in _UNFINISHED and entry.version > header.version:
+        return f"unfinished: {entry.reason}" if not entry.reason.startswith("unfinished") else entry.reason
+    return None
+
+
+def _reason_to_try_again(pipeline: Pipeline, entry: Entry, late: int, in_time: int) -> str | None:
+    """A blocked slice would be blocked again, unless something has changed; a few events have a person wait for it."""
+    if (entry.fingerprint, entry.checks) != (pipeline.fingerprint, pipeline.checks_fingerprint):
+        return "blocked, and its definition has changed"
+    enough = in_time or (late and too_late(pipeline, late, entry.events or 0))
+    return f"blocked, and {late:,} events came since" if enough else None
+
+
+def _boundary(known: Known, slice_: Slice) -> Boundary | None:
+    """The one that was taken; of a topic that was re-created since it says nothing."""
+    entry = known.entries.get(slice_.name)
+    boundary = entry.boundary if entry else None
+    return boundary if boundary and boundary.topic_id == known.topic.topic_id else None
+
+
+def _now(known: Known) -> Boundary:
+    return Boundary(topic_id=known.topic.topic_id, ends=dict(known.topic.ends))
+
+
+def _late(known: Known, name: str) -> int:
+    entry = known.entries.get(name)
+    return (entry.late if entry else 0) + known.late.get(name, 0)
+
+
+def in_time_of(known: Known, name: str) -> int:
+    """The events that had come in time and are not in what was computed of a slice."""
+    entry = known.entries.get(name)
+    return (entry.in_time or 0 if entry else 0) + known.in_time.get(name, 0)
+
+
+def _state(known: Known, slice_: Slice) -> State | None:
+    entry = known.entries.get(slice_.name)
+    return entry.state if entry else None
+
+
+def outdated_slices(pipeline: Pipeline, headers: Mapping[str, Header], events_from_ms: int) -> tuple[Slice, ...]:
+    """Those that are final by an older definition, and can be computed anew."""
+    names = sorted(name for name, header in headers.items() if header.fingerprint != pipeline.fingerprint)
+    slices = (slice_named(pipeline, name) for name in names)
+    return tuple(slice_ for slice_ in slices if has_events(pipeline, slice_, events_from_ms))
+
+
+def _is_untold(header: Header, entry: Entry | None) -> bool:
+    return (
+        entry is None
+        or entry.version < header.version
+        or (entry.version == header.version and entry.state is not State.FINAL)
+    )
+
+
+def _why_not(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
+    """Why a slice that is asked for can never be closed now; none if it can."""
+    if why := early(pipeline, slice_, known.now_ms):
+        return why
+    if not has_events(pipeline, slice_, known.events_from_ms):
+        return removed(pipeline.source, known.events_from_ms)
+    if known.first_ms is None or slice_.end_ms <= known.first_ms:
+        # To publish it would make every slice from there on due.
+        return "no event was ever landed so early"
+    return None

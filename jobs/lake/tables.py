@@ -1,0 +1,333 @@
+"""The tables that streaming jobs append to: each commit says which offsets of which topic it took."""
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema, Transaction
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.control.checkpoint import Offsets, reset_command
+from jobs.failpoints import FailPoint, reach
+from jobs.lake.batch_rows import files_about_batches, to_remove, write_first_row
+from jobs.lake.delta.fenced import (
+    HOUR_SECONDS,
+    Action,
+    FencedTable,
+    files_with_sizes,
+    follow,
+    for_each,
+    opened,
+    value_of,
+)
+from jobs.lake.delta.log import open_whole, said
+from jobs.lake.event_hours import KeptEvents, old_hours
+from jobs.pipelines.spec import BATCHES_SLICE
+from jobs.refusal import Refusal
+from jobs.settings import replaced_kept_minutes
+from jobs.storage.folders import Folder, remove
+from jobs.storage.parquet import files_in, footer
+from jobs.times import iso
+
+log = logging.getLogger(__name__)
+
+COMPACT_EVERY_COMMITS = 60
+DELETE_EVERY_SECONDS = HOUR_SECONDS
+# The stages of a writer lie in a folder that is named by this and its epoch.
+_EPOCH = "epoch-"
+# The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
+PRUNE = "prune"
+_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+_PROPERTIES = {
+    # A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
+    **dict.fromkeys(_RETENTION, "interval 6 hours"),
+    "delta.checkpointInterval": "50",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """What a commit took from one topic: [start, end) per partition."""
+
+    topic_id: str
+    offsets: dict[int, tuple[int, int]]
+
+    def to_json(self) -> str:
+        """The ranges alone: {"partition": [start, end]}."""
+        return json.dumps(self.offsets, separators=(",", ":"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What every commit says of itself, in the log entry itself (`userMetadata`).
+
+    A reset has no batch: its ends are where the next checkpoint begins, its ranges are what will never be landed, and
+    its write identity is that of the checkpoint which it put aside.
+    """
+
+    job: str
+    write_id: str
+    batch: int | None
+    epoch: int
+    cluster_id: str
+    topics: dict[str, Ranges]
+    fingerprint: str | None = None
+    # Of `events`: those that happened before this time were removed, since they were old. The table's writer sets it.
+    events_from_ms: int = 0
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether it belongs to a reset, not to a micro-batch."""
+        return self.batch is None
+
+    @property
+    def transactions(self) -> list[Transaction]:
+        """What makes a batch happen once; a reset may happen again."""
+        return [] if self.batch is None else [Transaction(self.write_id, self.batch)]
+
+    @property
+    def ends(self) -> Offsets:
+        """How far each topic is landed."""
+        return {
+            topic: {partition: end for partition, (_, end) in ranges.offsets.items()}
+            for topic, ranges in self.topics.items()
+        }
+
+    def topic_id(self, topic: str) -> str | None:
+        """The id of a topic as it was read last; none if this says nothing of it."""
+        ranges = self.topics.get(topic)
+        return ranges.topic_id if ranges else None
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json` back."""
+        return msgspec.json.decode(text, type=cls)
+
+
+def last_note(path: Folder, *, mends: bool = False) -> Note | None:
+    """What the newest commit of a streaming job says; none for a table that is new or not there.
+
+    ``mends``: put aside what a power cut has torn of its log; only for the holder of the lease.
+    """
+    try:
+        return note_at(path, (open_whole(path) if mends else DeltaTable(str(path))).version())
+    except TableNotFoundError:
+        return None
+
+
+def note_at(path: Folder, version: int) -> Note | None:
+    """The newest note that a version of a table has: its log may have gone on since."""
+    notes = (words.get("userMetadata") for _, words in said(path, version))
+    return next((Note.from_json(note) for note in notes if note), None)
+
+
+class TornStageError(Refusal):
+    """A stage does not hold what was written into it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a stage holds when all of it is written: its files, with what each says of itself."""
+
+    files: Mapping[Folder, pq.FileMetaData]
+
+    @classmethod
+    def of(cls, stage: Folder, rows: int | None = None) -> Self:
+        """Of a stage. ``rows``: how many its writer has counted, where there is such a count."""
+        staged_files = files_in(stage)
+        files = dict(zip(staged_files, for_each(stage, footer, staged_files), strict=True))
+        staged = sum(found.num_rows for found in files.values())
+        if rows not in (None, staged):
+            raise TornStageError(
+                f"{rows:,} rows were written into {stage}, {staged:,} are there: nothing is committed; the stream "
+                "writes them again when it starts"
+            )
+        return cls(files=files)
+
+
+class TableWriter(FencedTable):
+    """The one writer of a stream's table, for as long as it holds the job's lease.
+
+    Its ``note`` is the newest of the version on which alone its next commit succeeds. Its stages bear the lease's
+    ``epoch``: a writer that was suspended and wakes up finds those of its successor, and removes older ones only.
+    """
+
+    def __init__(self, path: Folder, table: DeltaTable, epoch: int) -> None:
+        """Use `open`."""
+        super().__init__(path, table)
+        self.epoch = epoch
+        self.note = note_at(path, self.version)
+        # For a table that is empty: the first commit brings its columns.
+        self._adapts = False
+        self._remove_older_stages()
+
+    @classmethod
+    def open(cls, path: Folder, schema: pa.Schema | None, partition: str, *, epoch: int) -> Self:
+        """Open the table, or create it empty; without a schema as it is, with columns that are yet to come."""
+        first = pa.schema([(partition, pa.string())]) if schema is None else schema
+        kept = _kept()
+        table = opened(path, first, partition, _PROPERTIES | kept)
+        follow(table, path, kept)
+        writer = cls(path, table, epoch)
+        if schema is not None:
+            writer._take(schema)
+        return writer
+
+    @property
+    def _stages(self) -> Folder:
+        """Where the files of this epoch wait for their commits."""
+        return self.staging / f"{_EPOCH}{self.epoch:010d}"
+
+    def new_stage(self) -> Folder:
+        """A fresh folder for the files of one commit, to be written partitioned."""
+        return self._stages / uuid.uuid4().hex
+
+    def _remove_older_stages(self) -> None:
+        """What writers of earlier epochs have left. What bears no epoch is of an earlier version of this code."""
+        for folder in self.staging.iterdir() if self.staging.is_dir() else ():
+            if not folder.name.startswith(_EPOCH) or folder.name < self._stages.name:
+                remove(folder)
+
+    def _take(self, schema: pa.Schema) -> None:
+        """Write these columns from now on: a table without rows adapts."""
+        wanted = Schema.from_arrow(schema)
+        if not files_with_sizes(self._table):
+            self._adapts = wanted != self._schema
+            self._schema = wanted
+            return
+        old, new = _types(self._schema), _types(wanted)
+        if list(old.items()) != list(new.items()):
+            changed = [name for name in old if name in new and old[name] != new[name]]
+            types = "".join(f"; {name} was {old[name]}, is {new[name]}" for name in changed)
+            raise Refusal(
+                f"{self.path} has the columns {list(old)}, the job writes {list(new)}{types}: the definition has "
+                f"changed; take the change back (rows of `events` are never cleared), or clear a pipeline's live rows "
+                f"with {reset_command('JOB')}"
+            )
+
+    def reset(self, note: Note, *, clear: bool) -> None:
+        """Say where the next checkpoint begins; ``clear`` takes every row out of the table in the same commit."""
+        self._say([], note, mode="overwrite" if clear else "append")
+
+    def has(self, write_id: str, batch: int) -> bool:
+        """Whether this batch is in the table already: Spark runs a batch again if it died before saying so."""
+        done = self._table.transaction_version(write_id)
+        return done is not None and done >= batch
+
+    def commit(self, staged: Manifest, note: Note) -> list[Folder]:
+        """Move the staged files into the table, make them visible at once, and say where they are now."""
+        try:
+            added = for_each(self.path, lambda file: self.place(file, known=staged.files[file]), list(staged.files))
+        except FileNotFoundError as error:
+            raise TornStageError(f"a staged file is gone ({error}): nothing is committed") from error
+        mode: Literal["append", "overwrite"] = "overwrite" if self._adapts else "append"
+        self._say(added, note, *note.transactions, mode=mode)
+        self._adapts = False
+        return [self.path / action.path for action in added]
+
+    def discard_stages(self) -> None:
+        """Remove this writer's stages, of which one is in use at a time. In a bucket no mark of their folder stays."""
+        remove(self._stages)
+
+    def _say(
+        self,
+        actions: Sequence[Action],
+        note: Note,
+        *transactions: Transaction,
+        mode: Literal["append", "overwrite"] = "append",
+    ) -> None:
+        # Readers learn from the version that they read what is not in it any more.
+        note = replace(note, events_from_ms=self.note.events_from_ms if self.note else 0)
+        self.transact(actions, note.to_json(), *transactions, mode=mode)
+        self.note = note
+
+    def prune(self, slices: Collection[str], batches_kept: timedelta | None = None) -> None:
+        """Remove the rows of these slices, and old rows about batches, in one commit."""
+        if self.note is None:
+            return
+        files = {
+            file: size
+            for file, size in files_with_sizes(self._table).items()
+            if value_of(file) in slices and value_of(file) != BATCHES_SLICE
+        }
+        before = _now() - batches_kept if batches_kept else datetime.min.replace(tzinfo=UTC)
+        old, first = to_remove(files_about_batches(self._table), before)
+        files |= {file.path: file.size for file in old}
+        if not files:
+            return
+        with self.staged() as stage:
+            added = [self.place(write_first_row(self.path / first.path, stage))] if first else []
+            reach(FailPoint.MERGED, self.note.batch or 0)
+            self.transact([*(self.removal(file, size) for file, size in files.items()), *added], self.note.to_json())
+        log.info("pruned %d files of %s", len(files), self.path.name)
+
+    def remove_old_events(self, events: KeptEvents) -> None:
+        """Remove the oldest hours, in one commit that also says from when on events are there."""
+        if self.note is None:
+            return
+        old = old_hours(self._table, events.kept, events.needed_from_ms(), round(_now().timestamp() * 1000))
+        if not old.files:
+            return
+        note = replace(self.note, events_from_ms=max(self.note.events_from_ms, old.before_ms))
+        reach(FailPoint.MERGED, note.batch or 0)
+        self.transact([self.removal(file, size) for file, size in old.files.items()], note.to_json())
+        self.note = note
+        log.info("removed %d files of %s: events before %s", len(old.files), self.path.name, iso(note.events_from_ms))
+
+    def tend(
+        self,
+        superseded: Callable[[], Collection[str]] = tuple,
+        *,
+        batches_kept: timedelta | None = None,
+        events: KeptEvents | None = None,
+    ) -> None:
+        """Now and then: remove superseded slices, merge small files, delete what no reader can need.
+
+        Rows about batches are removed when they are older than ``batches_kept``, and old ``events`` if there are any.
+        """
+        version, note = self.version, self.note
+        if note is None or version % COMPACT_EVERY_COMMITS:
+            return
+        self.prune(superseded(), batches_kept)
+        if events:
+            self.remove_old_events(events)
+            note = self.note or note
+        yesterday = _now() - timedelta(days=1)
+        # A file has rows of a day at most: one that is merged for ever could never be removed as a whole.
+        settled = {file.path for file in files_about_batches(self._table) if file.oldest < yesterday}
+        self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0), without=settled)
+        # Several times within the time for which files are kept.
+        self.delete_now_and_then(min(DELETE_EVERY_SECONDS, (replaced_kept_minutes() or 360) * 60 / 6))
+
+
+def _kept() -> dict[str, str]:
+    """The properties that a setting gives to every table of a stream."""
+    minutes = replaced_kept_minutes()
+    return dict.fromkeys(_RETENTION, f"interval {minutes} minutes") if minutes else {}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _types(schema: Schema) -> dict[str, Any]:
+    """The columns' types, in Delta's words; whether they may be null is left out."""
+    return {field["name"]: _bare(field["type"]) for field in json.loads(schema.to_json())["fields"]}
+
+
+def _bare(words: Any) -> Any:
+    if isinstance(words, dict):
+        left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
+        return {name: _bare(word) for name, word in words.items() if name not in left_out}
+    return [_bare(word) for word in words] if isinstance(words, list) else words

@@ -1,0 +1,1 @@
+"""The sources and pipelines that come with the platform: one file each."""

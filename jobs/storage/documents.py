@@ -1,0 +1,154 @@
+"""Small JSON documents with atomic create and replace, in a local folder and in an object store alike."""
+
+import json
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+from zlib import crc32
+
+from obstore.exceptions import AlreadyExistsError
+from obstore.store import ObjectStore, S3Store
+
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder, create_whole, make_folder, write_whole
+
+log = logging.getLogger(__name__)
+
+# Where copies of documents are kept that could not be read, below the folder of the documents.
+UNREADABLE = "_unreadable"
+# Called once with the file of a document that could not be read.
+Report = Callable[[Path], None]
+_PROBE = "probe"
+# The folders of which this process knows that their store creates only where there is nothing.
+_proven: set[str] = set()
+
+
+class Documents:
+    """The documents of one folder. A reader sees a whole one or none.
+
+    On a disk a document is durable before another process can see it, unless its writer says otherwise.
+    """
+
+    def __init__(self, place: Path | ObjectStore, name: str = "", report: Report | None = None) -> None:
+        """A folder, or any store whose `put` can be told to create only; ``name``: what to call it to people."""
+        self._place = place
+        self._name = name
+        self._report = report
+
+    @classmethod
+    def at(cls, folder: Folder, report: Report | None = None) -> Self:
+        """A folder; it is made if need be."""
+        return cls(folder if isinstance(folder, Path) else folder.store, str(folder), report)
+
+    def require_exclusive_create(self) -> None:
+        """Refuse a store that overwrites what it is told to create only. Each process asks once, by two requests.
+
+        Leases rest on it, and so do the commits of delta-rs, which asks a store in the same way. The document stays:
+        of two creates of one name at least the second must fail, however many processes ask at the same time.
+        """
+        if self._name in _proven:
+            return
+        if self.create(_PROBE, {"id": uuid.uuid4().hex}) and self.create(_PROBE, {"id": uuid.uuid4().hex}):
+            raise Refusal(
+                f"the store of {self._name} overwrites what it is told to create only, so two writers would lose "
+                f"each other's rows: set LAKE_ROOT (AWS_ENDPOINT_URL={os.environ.get('AWS_ENDPOINT_URL', '')!r}) to "
+                "a store, or a version of it, that supports `If-None-Match: *`"
+            )
+        if self._name:
+            _proven.add(self._name)
+
+    def create(self, name: str, document: dict[str, Any]) -> bool:
+        """Write a document that is not there yet; False if it is. Of several writers one creates it."""
+        content = json.dumps(document).encode()
+        if isinstance(self._place, Path):
+            return create_whole(self._made(self._place) / name, content)
+        try:
+            self._place.put(name, content, mode="create")
+        except AlreadyExistsError:
+            # A client asks a store again when the answer is lost: what is there may be our own.
+            with suppress(FileNotFoundError):
+                return isinstance(self._place, S3Store) and self._place.get(name).bytes().to_bytes() == content
+            return False
+        return True
+
+    def replace(self, name: str, document: dict[str, Any], *, durable: bool = True) -> None:
+        """Write a document, whatever was there. One that is not ``durable`` may be gone after a power cut."""
+        content = json.dumps(document).encode()
+        if isinstance(self._place, Path):
+            write_whole(self._made(self._place) / name, content, durable=durable)
+        else:
+            self._place.put(name, content)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A document; none if it is not there. One that cannot be read is given up: a copy of it is kept."""
+        try:
+            content = self._content(name)
+        except FileNotFoundError:
+            return None
+        with suppress(ValueError):
+            document = json.loads(content)
+            if isinstance(document, dict):
+                return document
+        if isinstance(self._place, Path):
+            keep_copy(self._place / name, self._report)
+        return None
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a document."""
+        if isinstance(self._place, Path):
+            return (self._place / name).is_file()
+        try:
+            self._place.head(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        """The names of all documents, in order."""
+        if isinstance(self._place, Path):
+            try:
+                return sorted(file.name for file in self._place.iterdir() if _is_document(file.name))
+            except FileNotFoundError:
+                return []
+        return sorted(entry["path"] for entry in self._place.list().collect())
+
+    def delete(self, name: str) -> None:
+        """Remove a document; nothing happens if it is not there."""
+        with suppress(FileNotFoundError):
+            if isinstance(self._place, Path):
+                (self._place / name).unlink()
+            else:
+                self._place.delete(name)
+
+    def _content(self, name: str) -> bytes:
+        if isinstance(self._place, Path):
+            return (self._place / name).read_bytes()
+        return self._place.get(name).bytes().to_bytes()
+
+    @staticmethod
+    def _made(folder: Path) -> Path:
+        make_folder(folder)
+        return folder
+
+
+def keep_copy(file: Path, report: Report | None) -> None:
+    """Keep a copy of a file that cannot be read, and tell of it once. A power cut leaves such files."""
+    with suppress(OSError):
+        content = file.read_bytes()
+        copy = file.parent / UNREADABLE / f"{file.name}-{crc32(content):08x}"
+        if copy.is_file():
+            return
+        copy.parent.mkdir(exist_ok=True)
+        if create_whole(copy, content):
+            log.warning("%s cannot be read and is given up; a copy is kept in %s", file, copy.parent)
+            if report:
+                report(file)
+
+
+def _is_document(name: str) -> bool:
+    """A name with a dot in front, or with a number sign, is what a killed writer has left."""
+    return not name.startswith((".", "_")) and "#" not in name

@@ -1,0 +1,1 @@
+"""Streams: their jobs, their drivers, how they start, stop and are reset."""

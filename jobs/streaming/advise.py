@@ -1,0 +1,178 @@
+"""The watermark adviser: how late events come, what the delay of now leaves out, and what a longer one would cost.
+
+By DuckDB over landed events, without Spark. It plays the stream's rule: the events of one trigger's length make a
+micro-batch, and what makes an event late in it is the newest event time of the batches up to the one before the last.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from rich.table import Table
+from rich.text import Text
+
+from jobs.lake.delta.fenced import dataset
+from jobs.lake.events import Landed
+from jobs.lake.final import FinalTable
+from jobs.pipelines.spec import HOUR_MS, Pipeline, WindowKind
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder
+
+QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What was seen and what follows. Shares are of events that count in every window into which they fall."""
+
+    pipeline: str
+    hours: float
+    events: int
+    wanted_share: float
+    # Quantile -> how much older than the newest event time before it an event is; 0: not older.
+    lateness_ms: Mapping[str, int]
+    delay_seconds: int
+    counted_share: float
+    proposed_seconds: int
+    proposed_share: float
+    # State rows that the live job keeps more (or fewer) with the proposed delay; none if no slice is final yet.
+    more_rows: int | None
+    sentence: str
+
+    def to_json(self) -> str:
+        """For programs."""
+        return json.dumps(asdict(self))
+
+    def table(self) -> Table:
+        """For people."""
+        table = Table(title=f"{self.pipeline}: lateness of {self.events:,} events")
+        for name in ("share of events", "is late by at most"):
+            table.add_column(Text(name), justify="right")
+        for share, late in self.lateness_ms.items():
+            table.add_row(f"{float(share):.2%}", f"{late / 1000:.3f} s")
+        return table
+
+
+def advise(
+    lake_root: Folder, pipeline: Pipeline, trigger_ms: int, *, hours: float = 24, share: float = 0.999
+) -> Advice:
+    """Look at the events of the newest hours, and propose the delay with which the wanted share would count."""
+    if pipeline.window.kind is WindowKind.SESSION:
+        raise Refusal(f"{pipeline.name!r} has session windows, whose ends the events decide: no delay can be proposed")
+    landed = Landed.at(lake_root, pipeline.source)
+    if landed is None:
+        raise Refusal(f"{pipeline.source.events_table} does not exist yet: run `ingest` first")
+    delay_ms = pipeline.watermark_delay_seconds * 1000
+    with _arrived(landed, round(hours * HOUR_MS)) as database:
+        database.execute(_needed(pipeline, trigger_ms))
+        (events,) = _row(database, "SELECT count(*) FROM needed")
+        if not events:
+            raise Refusal(
+                f"no event of {pipeline.source.name!r} was accepted in the newest {hours:g} hours: ask for more"
+            )
+        shares = ", ".join(f"quantile_disc(lateness, {quantile})" for quantile in QUANTILES)
+        lateness = _row(database, f"SELECT {shares} FROM needed")
+        (needed,) = _row(database, f"SELECT quantile_disc(needed, {share}) FROM needed")
+        proposed = max(0, needed // 1000 + 1)
+        counted = "SELECT avg(CAST(needed < {} AS INTEGER)) FROM needed"
+        (now_share,) = _row(database, counted.format(delay_ms))
+        (then_share,) = _row(database, counted.format(proposed * 1000))
+    rows = _more_rows(lake_root, pipeline, proposed - pipeline.watermark_delay_seconds)
+    return Advice(
+        pipeline=pipeline.name,
+        hours=hours,
+        events=events,
+        wanted_share=share,
+        lateness_ms={str(quantile): late for quantile, late in zip(QUANTILES, lateness, strict=True)},
+        delay_seconds=pipeline.watermark_delay_seconds,
+        counted_share=now_share,
+        proposed_seconds=proposed,
+        proposed_share=then_share,
+        more_rows=rows,
+        sentence=_sentence(pipeline, share, now_share, proposed, rows),
+    )
+
+
+def _arrived(landed: Landed, span_ms: int) -> duckdb.DuckDBPyConnection:
+    """A database with `events`: time and arrival in milliseconds of what was accepted in the newest span."""
+    actions: list[dict[str, Any]] = pa.table(landed.table.get_add_actions(flatten=True)).to_pylist()
+    database = duckdb.connect()
+    # The machine is shared with the streams.
+    database.execute("SET TimeZone = 'UTC'; SET threads = 1")
+    arrivals = {action["path"]: action.get("max.arrival_time") for action in actions}
+    known = [arrival for arrival in arrivals.values() if arrival is not None]
+    newest = round(max(known).timestamp() * 1000) if known else 0
+    files = [
+        path
+        for path, arrival in arrivals.items()
+        if arrival is None or round(arrival.timestamp() * 1000) >= newest - span_ms
+    ]
+    database.register("landed", dataset(landed.table, landed.path, files))
+    database.execute(
+        f"""CREATE TEMP TABLE events AS
+        SELECT epoch_ms(event_time) AS time, epoch_ms(arrival_time) AS arrival FROM landed
+        WHERE reason IS NULL AND arrival_time >= make_timestamptz({max(0, newest - span_ms) * 1000})"""
+    )
+    return database
+
+
+def _needed(pipeline: Pipeline, trigger_ms: int) -> str:
+    """Each event with its lateness, and with the delay above which it counts in every window into which it falls.
+
+    It must be younger than the delay when its first window ends, and may be ahead of its arrival by the delay.
+    """
+    window, delay_ms = pipeline.window, pipeline.watermark_delay_seconds * 1000
+    first_end = (
+        f"(time - {window.size_ms - window.slide_ms}) // {window.slide_ms} * {window.slide_ms} + {window.size_ms}"
+    )
+    return f"""CREATE TEMP TABLE needed AS
+    WITH batches AS (
+        SELECT arrival // {trigger_ms} AS batch, max(time) FILTER (time <= arrival + {delay_ms}) AS newest
+        FROM events GROUP BY 1),
+    known AS (
+        SELECT batch, max(newest) OVER (
+            ORDER BY batch ROWS BETWEEN UNBOUNDED PRECEDING AND 2 PRECEDING) AS seen
+        FROM batches)
+    SELECT greatest(0, coalesce(seen - time, 0)) AS lateness,
+        greatest(coalesce(seen - ({first_end}), -1), time - arrival - 1) AS needed
+    FROM events JOIN known ON known.batch = arrival // {trigger_ms}"""
+
+
+def _row(database: duckdb.DuckDBPyConnection, sql: str) -> tuple[Any, ...]:
+    return database.execute(sql).fetchall()[0]
+
+
+def _more_rows(lake_root: Folder, pipeline: Pipeline, more_seconds: int) -> int | None:
+    """By the rows of the newest final slices: so many windows and keys begin in a second."""
+    final = FinalTable.read(lake_root, pipeline)
+    newest = final.headers(final.days()[-2:]) if final else {}
+    headers = [newest[name] for name in sorted(newest)[-100:]]
+    if not headers:
+        return None
+    return round(sum(header.rows for header in headers) / len(headers) / pipeline.slice_seconds * more_seconds)
+
+
+def _sentence(pipeline: Pipeline, share: float, now_share: float, proposed: int, rows: int | None) -> str:
+    delay = pipeline.watermark_delay_seconds
+    held = f"With watermark_delay_seconds={delay} the stream would have counted {now_share:.4%} of the events in time"
+    if proposed == delay:
+        return f"{held}; that is the shortest delay for {share:.4%}: leave it."
+    more, state = (
+        abs(proposed - delay),
+        f"about {abs(rows):,} rows" if rows is not None else "an unknown number of rows",
+    )
+    if proposed < delay:
+        return (
+            f"{held}; {proposed} s would do for {share:.4%}: windows would settle {more} s earlier, with {state} less."
+        )
+    price = f"windows would settle {more} s later, and the state would hold {state} more"
+    beyond = proposed > pipeline.allowed_lateness_seconds
+    also = (
+        f" Raise allowed_lateness_seconds={pipeline.allowed_lateness_seconds} with it: slices close later."
+        if beyond
+        else ""
+    )
+    return f"{held}; {share:.4%} need {proposed} s: {price}. Final rows are complete either way.{also}"

@@ -1,0 +1,184 @@
+"""A pipeline's live job: every window at once, as a number that still moves."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+from kafka import KafkaAdminClient
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs import session
+from jobs.broker import streams
+from jobs.broker.clock import check_clock
+from jobs.broker.kafka import admin, latest, require
+from jobs.control.checkpoint import Checkpoint
+from jobs.control.folder import Lease
+from jobs.control.room import Room
+from jobs.lake.tables import PRUNE, TableWriter, last_note
+from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
+from jobs.settings import Settings, binding_conf
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import write
+from jobs.storage.spark_files import write_counted
+from jobs.streaming import driver
+from jobs.streaming.microbatch import Batch, MicroBatches
+from jobs.streaming.start import Progress, Start, check_start
+from jobs.streaming.torn_checkpoint import mend
+from jobs.transforms.aggregate import aggregate
+from jobs.transforms.counted import is_ahead
+from jobs.transforms.messages import messages
+from jobs.transforms.parse import accepted
+
+
+def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False) -> None:
+    """Keep the pipeline's windows up to date until stopped, or until the topic is drained."""
+
+    def work(lease: Lease, stop: threading.Event) -> driver.Ending:
+        with admin(settings.kafka) as client:
+            start = _check(settings, pipeline, client, lease)
+            with session.opened(settings, pipeline.name) as spark:
+                lease.show(ui=session.ui_of(spark))
+                return _run_query(spark, settings, pipeline, lease, client, start, stop, until_caught_up)
+
+    driver.supervised(settings, pipeline.name, work)
+
+
+def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient, lease: Lease) -> Start:
+    topics = require(client, [pipeline.source.name, pipeline.output])
+    check_clock(client, settings.kafka)
+    checkpoint = Checkpoint.of(settings.lake_root, pipeline.name)
+    lease.check()
+    note = last_note(settings.lake_root / pipeline.live_table, mends=True)
+    mend(checkpoint, note)
+    check_start(
+        pipeline.name,
+        Progress.read(checkpoint),
+        note,
+        topics,
+        fingerprint=pipeline.fingerprint,
+        conf=binding_conf(settings),
+    )
+    return Start.of(pipeline.source.name, topics, note)
+
+
+def counted(records: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The accepted records that a live job counts: not those ahead of their arrival by more than the delay."""
+    on_time = accepted(records, pipeline.source).where(~is_ahead(pipeline))
+    return on_time.withWatermark("event_time", f"{pipeline.watermark_delay_seconds} seconds")
+
+
+def _run_query(
+    spark: SparkSession,
+    settings: Settings,
+    pipeline: Pipeline,
+    lease: Lease,
+    client: KafkaAdminClient,
+    start: Start,
+    stop: threading.Event,
+    until_caught_up: bool,
+) -> driver.Ending:
+    # An update-mode query emits nothing in a batch without data: such a batch would only delay the next one.
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    source, max_offsets = pipeline.source.name, settings.max_offsets
+    records = streams.read(spark, settings.kafka, source, max_offsets=max_offsets, begins=start.begins)
+    windows = aggregate(counted(records, pipeline), pipeline)
+    checkpoint = Checkpoint.of(settings.lake_root, pipeline.name)
+
+    def announce(files: list[Folder], batch: Batch) -> None:
+        rows = [str(file) for file in files if file.parent.name != f"slice={BATCHES_SLICE}"]
+        if rows:
+            live = spark.read.schema(_rows(windows, lease, batch, pipeline).schema).parquet(*rows)
+            live = live.withColumns({"finality": F.lit("live"), "version": F.lit(0)})
+            streams.send(messages(live, pipeline), settings.kafka, pipeline.output)
+
+    def stage(updates: DataFrame, folder: Folder, batch: Batch) -> int:
+        rows = write_counted(_rows(updates, lease, batch, pipeline), "slice", folder)
+        _write_batch_row(folder, lease, batch, pipeline)
+        return rows + 1
+
+    path, schema = settings.lake_root / pipeline.live_table, _table_schema(windows)
+    # To open a table may change it.
+    lease.check()
+
+    batches = MicroBatches(
+        job=pipeline.name,
+        topic=source,
+        fingerprint=pipeline.fingerprint,
+        lease=lease,
+        checkpoint=checkpoint,
+        table=TableWriter.open(path, schema, "slice", epoch=lease.epoch),
+        client=client,
+        cluster_id=start.topic.cluster_id,
+        topic_id=start.topic.topic_id,
+        begins=start.reached,
+        stage=stage,
+        announce=announce,
+        superseded=lambda: _superseded(lease),
+        batches_kept=_batches_kept(pipeline),
+        room=Room.of(settings.lake_root),
+    )
+    writer = windows.writeStream.queryName(pipeline.name).outputMode("update").foreachBatch(batches)
+    writer = writer.option("checkpointLocation", str(checkpoint.path))
+    trigger = {"availableNow": True} if until_caught_up else {"processingTime": f"{settings.trigger_ms} milliseconds"}
+    queries = [(writer.trigger(**trigger).start(), batches)]
+    return driver.run(queries, lease, stop, lambda: latest(client, [source]))
+
+
+def _superseded(lease: Lease) -> list[str]:
+    """Slices that are final and accounted for: the account names them in the job's control folder."""
+    asked = lease.control.documents.read(PRUNE) or {}
+    return list(asked.get("slices", ()))
+
+
+def _batches_kept(pipeline: Pipeline) -> timedelta:
+    """As long as an accepted event can still reopen a slice, and a day in which the account may be late."""
+    return timedelta(hours=pipeline.source.horizon_hours + 24, seconds=pipeline.slice_seconds)
+
+
+def _rows(windows: DataFrame, lease: Lease, batch: Batch, pipeline: Pipeline) -> DataFrame:
+    return windows.withColumns(
+        {
+            "epoch": F.lit(lease.epoch).cast("bigint"),
+            "batch": F.lit(batch.number).cast("bigint"),
+            # The time at which the batch was planned: a batch that is run again says the same.
+            "as_of": F.timestamp_millis(F.lit(batch.plan.timestamp_ms)),
+            "fingerprint": F.lit(pipeline.fingerprint),
+        }
+    )
+
+
+def _table_schema(windows: DataFrame) -> pa.Schema:
+    """Rows of windows, and rows of batches with their offsets and the watermark that made events late in them."""
+    time = pa.timestamp("us", tz="UTC")
+    return pa.schema(
+        [
+            # A count is never null to Spark, but a batch's row has none.
+            *(column.with_nullable(True) for column in streams.arrow_schema(windows)),
+            pa.field("epoch", pa.int64()),
+            pa.field("batch", pa.int64()),
+            pa.field("as_of", time),
+            pa.field("fingerprint", pa.string()),
+            pa.field("offsets", pa.string()),
+            pa.field("watermark", time),
+        ]
+    )
+
+
+def _write_batch_row(folder: Folder, lease: Lease, batch: Batch, pipeline: Pipeline) -> None:
+    (ranges,) = batch.note.topics.values()
+    time = pa.timestamp("us", tz="UTC")
+    row = {
+        "epoch": pa.array([lease.epoch], pa.int64()),
+        "batch": pa.array([batch.number], pa.int64()),
+        "as_of": pa.array([_utc(batch.plan.timestamp_ms)], time),
+        "fingerprint": [pipeline.fingerprint],
+        "offsets": [ranges.to_json()],
+        "watermark": pa.array([_utc(batch.late_watermark_ms)], time),
+    }
+    file = folder / f"slice={BATCHES_SLICE}" / "batch.parquet"
+    write(pa.table(row), file)
+
+
+def _utc(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,0 +1,190 @@
+"""One micro-batch into one table: staged, committed with its offsets, then announced. Safe to run again."""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Lock
+
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+from pyspark.sql import DataFrame
+
+from jobs.broker.kafka import topic_ids
+from jobs.control.checkpoint import Checkpoint, Planned
+from jobs.control.folder import Lease
+from jobs.control.room import Room
+from jobs.failpoints import FailPoint, reach
+from jobs.lake.event_hours import KeptEvents
+from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder
+from jobs.streaming.torn_checkpoint import Keeper
+
+log = logging.getLogger(__name__)
+
+KAFKA_PATIENCE_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
+# While the disk is full its table may hold what can be deleted by now. To list a table takes its time.
+_DELETE_SECONDS = 60.0
+
+
+class ClosedError(Exception):
+    """A micro-batch that came after the driver had decided to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a stage function needs to know of the micro-batch it writes."""
+
+    number: int
+    plan: Planned
+    note: Note
+    late_watermark_ms: int
+
+
+@dataclass(kw_only=True)
+class MicroBatches:
+    """The `foreachBatch` function of one streaming query."""
+
+    job: str
+    topic: str
+    fingerprint: str | None
+    lease: Lease
+    checkpoint: Checkpoint
+    table: TableWriter
+    client: KafkaAdminClient
+    cluster_id: str
+    topic_id: str
+    begins: dict[int, int]
+    # Writes a micro-batch into a folder, and returns how many rows that are.
+    stage: Callable[[DataFrame, Folder, Batch], int]
+    announce: Callable[[list[Folder], Batch], None] | None = None
+    # Slices whose rows nobody needs any more.
+    superseded: Callable[[], Collection[str]] = tuple
+    # How long rows about batches are kept; none: for ever, or there are none.
+    batches_kept: timedelta | None = None
+    # How long events are kept; none: the table has other rows.
+    events: KeptEvents | None = None
+    room: Room | None = None
+    waits_for_room: bool = False
+    failure: Exception | None = None
+    running: Lock = field(default_factory=Lock)
+    finished: int = -1
+    reached: dict[int, int] = field(init=False)
+    _keeper: Keeper = field(init=False)
+    closed: bool = False
+    turned_away: bool = False
+
+    def __post_init__(self) -> None:
+        """What the checkpoint has committed is reached already, and all before the begin is not waited for."""
+        self._keeper = Keeper(self.checkpoint.path)
+        last = self.checkpoint.last_committed()
+        self.reached = self.begins if last is None else self.checkpoint.planned(last).ends[self.topic]
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        """Write one micro-batch; an error ends the query and is kept for the driver to report."""
+        with self.running:
+            try:
+                self._await_room()
+                if self.closed:
+                    self.turned_away = True
+                    raise ClosedError(f"batch {number} is left to the next start: this driver is stopping")
+                self._write(frame, number)
+                self.finished = number
+            except ClosedError:
+                raise
+            except Exception as error:
+                self.failure = error
+                raise
+
+    def close(self) -> None:
+        """Let the micro-batch under way end, and no other begin."""
+        self.closed = True
+        with self.running:
+            pass
+
+    def _await_room(self) -> None:
+        """Wait until the disk has room for a micro-batch, or the driver is to end."""
+        delete_at = time.monotonic()
+        while self.room and self.room.is_short() and not self.closed:
+            if not self.waits_for_room:
+                log.warning("the disk of the lake is full: %s waits", self.topic)
+            self.waits_for_room = True
+            self.lease.check()
+            if time.monotonic() >= delete_at:
+                self._make_room()
+                delete_at = time.monotonic() + _DELETE_SECONDS
+            time.sleep(_LOOK_SECONDS)
+        self.waits_for_room = False
+
+    def _make_room(self) -> None:
+        try:
+            self.table.delete_what_no_reader_needs()
+        except OSError as error:
+            # What it has deleted is gone. It only cannot say so.
+            log.warning("%s could not be looked through: %s", self.table.path, error)
+
+    def _write(self, frame: DataFrame, number: int) -> None:
+        reach(FailPoint.PLANNED, number)
+        self.lease.check()
+        batch = self._batch(number)
+        folder = self.table.new_stage()
+        staged = Manifest.of(folder, self.stage(frame, folder, batch))
+        reach(FailPoint.STAGED, number)
+        files = self._commit(staged, batch)
+        reach(FailPoint.TABLE_COMMITTED, number)
+        if self.announce:
+            # One that slept since its commit would send old numbers after its successor's newer ones.
+            self.lease.check()
+            self.announce(files, batch)
+        self.reached = batch.note.ends[self.topic]
+        self.table.discard_stages()
+        self.lease.check()
+        self.table.tend(self.superseded, batches_kept=self.batches_kept, events=self.events)
+
+    def _commit(self, staged: Manifest, batch: Batch) -> list[Folder]:
+        if self.table.has(batch.note.write_id, batch.number):
+            log.info("batch %d is in %s already: it is not written again", batch.number, self.table.path.name)
+            return list(staged.files)
+        # Kafka and the disk may take their time: the lease is looked at last.
+        self._check_topic()
+        self._keeper.keep()
+        self.lease.check()
+        return self.table.commit(staged, batch.note)
+
+    def _batch(self, number: int) -> Batch:
+        plan = self.checkpoint.planned(number)
+        starts = self.checkpoint.starts(number).get(self.topic, {})
+        ends = plan.ends[self.topic]
+        ranges = {partition: (starts.get(partition, 0), end) for partition, end in sorted(ends.items())}
+        note = Note(
+            job=self.job,
+            write_id=self.checkpoint.query_id(),
+            batch=number,
+            epoch=self.lease.epoch,
+            cluster_id=self.cluster_id,
+            topics={self.topic: Ranges(topic_id=self.topic_id, offsets=ranges)},
+            fingerprint=self.fingerprint,
+        )
+        # Spark drops what is late by the watermark of the batch before.
+        late = self.checkpoint.planned(number - 1).watermark_ms if number else 0
+        return Batch(number=number, plan=plan, note=note, late_watermark_ms=late)
+
+    def _check_topic(self) -> None:
+        """The same id after the read as before it: all that was read came from the topic we know."""
+        deadline = time.monotonic() + KAFKA_PATIENCE_SECONDS
+        while True:
+            try:
+                now = topic_ids(self.client, [self.topic]).get(self.topic)
+                break
+            except KafkaError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+        if now != self.topic_id:
+            raise Refusal(
+                f"topic {self.topic!r} was {'deleted' if now is None else 're-created'} while it was read: "
+                f"nothing more is written; begin the new topic with {self.checkpoint.way_out}"
+            )

@@ -1,0 +1,415 @@
+"""Reset of a streaming job: where its next checkpoint begins, and what becomes of its rows. Plans first.
+
+A live table's rows are cleared. The rows of `ingest` stay: it goes forward only, and books what it passes over as lost.
+The table speaks first: one commit says where the next checkpoint begins, and only then the old one is put aside. Ended
+in between, the start is refused, since that checkpoint is none that the table knows, until the reset is done again.
+"""
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from deltalake import DeltaTable
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import OffsetSpec
+from rich.table import Table
+from rich.text import Text
+
+from jobs.broker.kafka import TopicState, require
+from jobs.control.checkpoint import Checkpoint
+from jobs.control.epochs import Receipt
+from jobs.control.folder import Control, Lease
+from jobs.control.incidents import Incidents, lost
+from jobs.failpoints import FailPoint, reach
+from jobs.lake.delta.fenced import rows_by_partition
+from jobs.lake.tables import Note, Ranges, TableWriter, last_note
+from jobs.pipelines import INGEST, PIPELINES, SOURCES, STREAMS
+from jobs.pipelines.spec import BATCHES_SLICE, Source, checkpoint_of
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.storage.folders import Folder
+from jobs.storage.folders import move as move_folder
+from jobs.times import iso
+
+Offsets = Mapping[int, int]
+
+# Below the lake's root; no job has such a name.
+ASIDE = "checkpoints/_aside"
+
+
+class To(StrEnum):
+    """Where to begin. The tide line is, as long as nothing is final, what is landed."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIMESTAMP = "timestamp"
+    TIDE_LINE = "tide-line"
+
+
+def target(name: str) -> To:
+    """The target of that name."""
+    try:
+        return To(name)
+    except ValueError as error:
+        raise Refusal(f"--to {name!r}: choose one of {', '.join(To)}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked for; ``sources`` choose among those of `ingest`, none means all."""
+
+    job: str
+    to: To
+    timestamp_ms: int | None = None
+    sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.job not in STREAMS:
+            raise Refusal(f"there is no streaming job {self.job!r}: choose one of {', '.join(STREAMS)}")
+        if self.sources and self.job != INGEST:
+            raise Refusal(f"{self.job!r} reads one source only: leave out --source, which is for {INGEST!r}")
+        if unknown := sorted(set(self.sources) - set(SOURCES)):
+            raise Refusal(f"there is no source {', '.join(unknown)}: choose among {', '.join(SOURCES)}")
+        if (self.to is To.TIMESTAMP) != (self.timestamp_ms is not None):
+            raise Refusal("a time goes with --to timestamp, and with that only: --timestamp 2026-01-31T12:00:00Z")
+        # To Kafka such numbers are no times.
+        if self.timestamp_ms is not None and self.timestamp_ms < 0:
+            raise Refusal(f"--timestamp {iso(self.timestamp_ms)} is before 1970: choose --to earliest")
+
+    @property
+    def words(self) -> str:
+        """Where to, with the time if there is one."""
+        return self.to.value if self.timestamp_ms is None else f"timestamp {iso(self.timestamp_ms)}"
+
+    @property
+    def command(self) -> str:
+        """What to type to ask for the same."""
+        words = ["tideline", "reset", self.job, "--to", self.to.value]
+        words += ["--timestamp", iso(self.timestamp_ms)] if self.timestamp_ms is not None else []
+        return shlex.join([*words, *(word for name in self.sources for word in ("--source", name))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """One streaming query: a pipeline's, or one of `ingest`. ``folder`` is its checkpoint, below the lake's root."""
+
+    job: str
+    source: Source
+    table: str
+    partition: str
+    folder: str
+    fingerprint: str | None = None
+
+    @property
+    def clears(self) -> bool:
+        """Whether a reset takes its rows away; what is landed stays."""
+        return self.job != INGEST
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One partition: how far its table is (none if it knows no such partition), and where the stream will begin."""
+
+    partition: int
+    table: int | None
+    start: int
+
+    @property
+    def read_again(self) -> int:
+        """How many offsets come a second time."""
+        return max(0, (self.table or 0) - self.start)
+
+    @property
+    def passed_over(self) -> int:
+        """How many offsets will not be read."""
+        return max(0, self.start - (self.table or 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryReset:
+    """What a reset does to one streaming query: to its table, and to its checkpoint if it has one."""
+
+    query: Query
+    topic: TopicState
+    moves: tuple[Move, ...]
+    rows: int
+    checkpoint: str | None
+    write_id: str
+
+    @property
+    def effect(self) -> str:
+        """What becomes of rows and checkpoint, in words."""
+        query, passed = self.query, sum(move.passed_over for move in self.moves)
+        rows = f"{self.rows:,} rows of {query.table} are {'cleared' if query.clears else 'kept'}"
+        lost = f"; {passed:,} offsets are booked as lost" if passed and not query.clears else ""
+        aside = f"; {query.folder} ({self.checkpoint}) moves to {ASIDE}" if self.checkpoint else ""
+        return f"{query.source.name}: {rows}{lost}{aside}"
+
+    def loss(self, words: str) -> str | None:
+        """What is booked as lost by the reset of these words: a sentence that names every range, or nothing."""
+        source, gaps = self.query.source.name, [move for move in self.moves if self._booked(move)]
+        ranges = ", ".join(
+            f"partition {move.partition} [{move.start - move.passed_over}, {move.start})" for move in gaps
+        )
+        count = f"{sum(move.passed_over for move in gaps):,} records at most"
+        return f"{source}: the reset to {words} booked {count} as lost: {ranges}" if gaps else None
+
+    def note(self, epoch: int) -> Note:
+        """What the commit says. The ranges of `ingest` stay gapless: between its table and the begin nothing comes."""
+        offsets = {move.partition: (move.start - self._booked(move), move.start) for move in self.moves}
+        return Note(
+            job=self.query.job,
+            write_id=self.write_id,
+            batch=None,
+            epoch=epoch,
+            cluster_id=self.topic.cluster_id,
+            topics={self.query.source.name: Ranges(topic_id=self.topic.topic_id, offsets=offsets)},
+            fingerprint=self.query.fingerprint,
+        )
+
+    def _booked(self, move: Move) -> int:
+        return 0 if self.query.clears else move.passed_over
+
+    def as_row(self) -> dict[str, Any]:
+        """For programs."""
+        partitions = [
+            {**vars(move), "read_again": move.read_again, "passed_over": move.passed_over, "lost": self._booked(move)}
+            for move in self.moves
+        ]
+        return {
+            "job": self.query.job,
+            "source": self.query.source.name,
+            "table": self.query.table,
+            "rows": self.rows,
+            "rows_cleared": self.rows if self.query.clears else 0,
+            "checkpoint": self.query.folder,
+            "checkpoint_state": self.checkpoint,
+            "partitions": partitions,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetPlan:
+    """What a reset will do, or has done."""
+
+    request: Request
+    queries: tuple[QueryReset, ...]
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """For programs: one object per query."""
+        return [query.as_row() for query in self.queries]
+
+    def table(self) -> Table:
+        """For people: one line per partition."""
+        shown = Table("source", "partition", "table at", "begins at", "read again", "passed over")
+        for query in self.queries:
+            for move in query.moves:
+                at = "-" if move.table is None else f"{move.table:,}"
+                numbers = (f"{number:,}" for number in (move.start, move.read_again, move.passed_over))
+                style = "red" if move.passed_over else "green" if move.read_again else "dim"
+                shown.add_row(*map(Text, (query.query.source.name, str(move.partition), at, *numbers)), style=style)
+        return shown
+
+    def effects(self) -> list[str]:
+        """For people: what becomes of each table and checkpoint."""
+        return [query.effect for query in self.queries]
+
+
+def plan(settings: Settings, client: KafkaAdminClient, request: Request) -> ResetPlan:
+    """What the reset would do now; nothing is touched."""
+    notes = {query.table: last_note(settings.lake_root / query.table) for query in _queries(request)}
+    return _plan(settings, client, request, notes)
+
+
+def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> ResetPlan:
+    """Do it, under the job's lease; returns what was done. A refused plan costs no epoch."""
+    plan(settings, client, request)
+    lease = Lease.acquire(Control.of(settings.lake_root, request.job), env={})
+    try:
+        planned = _apply(settings, client, request, lease)
+    except BaseException as error:
+        changed = _is_changed(settings.lake_root, request, lease.epoch)
+        end = "failed halfway, do it again" if changed else "changed nothing"
+        cause = f"the reset to {request.words} {end}: {str(error) or type(error).__name__}"
+        lease.release(Receipt(time=time.time(), clean=not changed, cause=cause))
+        raise
+    starts = {
+        query.query.source.name: {move.partition: move.start for move in query.moves} for query in planned.queries
+    }
+    lease.release(Receipt(time=time.time(), clean=True, cause=f"reset to {request.words}", offsets=starts))
+    return planned
+
+
+def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease: Lease) -> ResetPlan:
+    """The writers are opened first: if one who slept through the change of the lease commits later, the reset fails."""
+    lake_root = settings.lake_root
+    lease.check()
+    writers = {
+        query.table: TableWriter.open(lake_root / query.table, None, query.partition, epoch=lease.epoch)
+        for query in _queries(request)
+    }
+    planned = _plan(settings, client, request, {table: writer.note for table, writer in writers.items()})
+    for reset in planned.queries:
+        lease.check()
+        writers[reset.query.table].reset(reset.note(lease.epoch), clear=reset.query.clears)
+        if loss := reset.loss(request.words):
+            _tell(lake_root, reset.query.source, loss)
+        reach(FailPoint.RESET_COMMITTED, 0)
+        lease.check()
+        _put_aside(lake_root, reset.query.folder)
+    return planned
+
+
+def _tell(lake_root: Folder, source: Source, loss: str) -> None:
+    """An incident that is over at once: whoever resets has acknowledged it."""
+    incidents = Incidents.of(lake_root)
+    incidents.open(lost(source.name), loss)
+    incidents.close(lost(source.name), loss)
+
+
+def _put_aside(lake_root: Folder, checkpoint: str) -> None:
+    folder = lake_root / checkpoint
+    if folder.exists():
+        aside = lake_root / ASIDE / f"{checkpoint.removeprefix('checkpoints/').replace('/', '-')}-{_stamp()}"
+        move_folder(folder, aside)
+
+
+def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
+    """Whether a commit of this reset is in a table; before that no checkpoint is moved."""
+    notes = [last_note(lake_root / query.table) for query in _queries(request)]
+    return any(note is not None and note.is_reset and note.epoch == epoch for note in notes)
+
+
+def _plan(
+    settings: Settings, client: KafkaAdminClient, request: Request, notes: Mapping[str, Note | None]
+) -> ResetPlan:
+    """From what the tables say: a writer's own note is the one that its next commit follows."""
+    queries = list(_queries(request))
+    topics = require(client, [query.source.name for query in queries])
+    resets = (
+        _reset_of(settings.lake_root, client, request, query, topics[query.source.name], notes[query.table])
+        for query in queries
+    )
+    return ResetPlan(request=request, queries=tuple(resets))
+
+
+def _queries(request: Request) -> Iterator[Query]:
+    if request.job != INGEST:
+        pipeline = PIPELINES[request.job]
+        yield Query(
+            job=pipeline.name,
+            source=pipeline.source,
+            table=pipeline.live_table,
+            partition="slice",
+            folder=checkpoint_of(pipeline.name),
+            fingerprint=pipeline.fingerprint,
+        )
+        return
+    for name in request.sources or SOURCES:
+        yield Query(
+            job=INGEST,
+            source=SOURCES[name],
+            table=SOURCES[name].events_table,
+            partition="hour",
+            folder=checkpoint_of(INGEST, name),
+        )
+
+
+def _reset_of(
+    lake_root: Folder, client: KafkaAdminClient, request: Request, query: Query, topic: TopicState, note: Note | None
+) -> QueryReset:
+    checkpoint = Checkpoint(lake_root / query.folder)
+    landed = _landed(note, query.source, topic)
+    starts = _starts(lake_root, client, request, query.source, topic)
+    if not query.clears:
+        _refuse_to_land_twice(query.source, landed, topic)
+        starts = {partition: max(start, landed.get(partition, 0)) for partition, start in starts.items()}
+    state, write_id = _state_of(checkpoint)
+    return QueryReset(
+        query=query,
+        topic=topic,
+        moves=tuple(Move(partition=p, table=landed.get(p), start=start) for p, start in sorted(starts.items())),
+        rows=_rows(lake_root / query.table),
+        checkpoint=state,
+        # One that is gone may come back from a backup.
+        write_id=write_id or (note.write_id if note else ""),
+    )
+
+
+def _landed(note: Note | None, source: Source, topic: TopicState) -> Offsets:
+    """How far the table is in this very topic: in one of the same name that was there before it is nowhere."""
+    ranges = note.topics.get(source.name) if note and note.cluster_id == topic.cluster_id else None
+    return note.ends[source.name] if note and ranges and ranges.topic_id == topic.topic_id else {}
+
+
+def _starts(
+    lake_root: Folder, client: KafkaAdminClient, request: Request, source: Source, topic: TopicState
+) -> dict[int, int]:
+    """The target of every partition, within what its topic holds: Spark cannot begin elsewhere."""
+    partitions = [TopicPartition(source.name, number) for number in topic.latest]
+    # Past the begin of an open transaction Spark could not begin either.
+    ends = _offsets(client, dict.fromkeys(partitions, OffsetSpec.LATEST))
+    wanted: Offsets = {}
+    if request.to is To.LATEST:
+        wanted = ends
+    elif request.timestamp_ms is not None:
+        found = _offsets(client, dict.fromkeys(partitions, request.timestamp_ms))
+        # No record is as young as that: none that is there is wanted.
+        wanted = {partition: offset if offset >= 0 else ends[partition] for partition, offset in found.items()}
+    elif request.to is To.TIDE_LINE:
+        wanted = _landed(last_note(lake_root / source.events_table), source, topic)
+        if not wanted:
+            raise Refusal(
+                f"nothing of topic {source.name!r} is landed, so there is no tide line to hand over at: run `ingest` "
+                "first, or choose --to earliest or --to latest"
+            )
+    return {
+        partition: min(max(wanted.get(partition, 0), begin), max(ends[partition], begin))
+        for partition, begin in topic.earliest.items()
+    }
+
+
+def _offsets(client: KafkaAdminClient, wanted: Mapping[TopicPartition, Any]) -> dict[int, int]:
+    """Offsets as a reader of committed records sees them."""
+    found = client.list_partition_offsets(dict(wanted), isolation_level="read_committed")
+    return {at.partition: answer.offset for at, answer in found.items()}
+
+
+def _refuse_to_land_twice(source: Source, landed: Offsets, topic: TopicState) -> None:
+    for partition, end in landed.items():
+        if topic.latest.get(partition, 0) < end:
+            raise Refusal(
+                f"topic {source.name!r} partition {partition} ends at {topic.latest.get(partition, 0)}, but its table "
+                f"has all before {end}: the topic lost records, and new ones under their offsets could not be told "
+                "from them; re-create the topic, then reset"
+            )
+
+
+def _state_of(checkpoint: Checkpoint) -> tuple[str | None, str]:
+    """What a checkpoint is, in words, and its write identity, as far as both can be known."""
+    if not checkpoint.path.exists():
+        return None, ""
+    try:
+        checkpoint.check()
+        return (
+            f"batch {checkpoint.last_planned()} planned, {checkpoint.last_committed()} committed",
+            checkpoint.query_id(),
+        )
+    except Refusal:
+        return "damaged", ""
+
+
+def _rows(table: Folder) -> int:
+    if not DeltaTable.is_deltatable(str(table)):
+        return 0
+    rows = rows_by_partition(DeltaTable(str(table)))
+    return rows.total() - rows[BATCHES_SLICE]
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")

@@ -1,0 +1,263 @@
+"""May a stream begin here? The checkpoint, the table and the topic must tell the same story.
+
+Spark compares offsets only: a topic that was re-created and grew past our offset would pass unseen, and so would
+a table or a checkpoint restored from another moment. A pure decision: what was seen in, the refusal out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jobs.broker.kafka import TopicState
+from jobs.control.checkpoint import Checkpoint, Offsets, reset_command
+from jobs.lake.tables import Note
+from jobs.refusal import Refusal
+
+# As Spark writes it.
+EARLIEST = -2
+# What binds the state in a checkpoint, beside the definition, and the setting that changes it.
+_BOUND = {
+    "spark.sql.shuffle.partitions": "SPARK_SHUFFLE_PARTITIONS",
+    "spark.sql.streaming.stateStore.providerClass": "spark.sql.streaming.stateStore.providerClass",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a checkpoint got: the last batch planned and the last one committed.
+
+    ``resume`` is where reading goes on (a batch that was planned but not committed is read again), ``reached``
+    where the last planned batch ends, ``ends`` where each of the two does. ``first`` is where the query began, once
+    it has looked at its topic; ``conf`` is what Spark keeps for the life of the checkpoint.
+    """
+
+    write_id: str
+    planned: int | None = None
+    committed: int | None = None
+    resume: Offsets = field(default_factory=dict)
+    reached: Offsets = field(default_factory=dict)
+    ends: Mapping[int, Offsets] = field(default_factory=dict)
+    first: Offsets | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> "Progress | None":
+        """None if the checkpoint does not exist; a `Refusal` if it is damaged."""
+        if not checkpoint.exists():
+            return None
+        checkpoint.check()
+        planned, committed = checkpoint.last_planned(), checkpoint.last_committed()
+        if planned is None:
+            return cls(write_id=checkpoint.query_id(), first=checkpoint.first())
+        ends = {batch: checkpoint.planned(batch).ends for batch in (planned, committed) if batch is not None}
+        return cls(
+            write_id=checkpoint.query_id(),
+            planned=planned,
+            committed=committed,
+            resume=ends[planned] if planned == committed else checkpoint.starts(planned),
+            reached=ends[planned],
+            ends=ends,
+            first=checkpoint.first(),
+            conf=checkpoint.planned(planned).conf,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A topic when the start was allowed; ``reset_to`` is where a stream begins that has planned nothing yet."""
+
+    topic: TopicState
+    reset_to: Mapping[int, int]
+
+    @classmethod
+    def of(cls, name: str, topics: Mapping[str, TopicState], note: Note | None) -> "Start":
+        """The start of a stream whose table says this."""
+        return cls(topic=topics[name], reset_to=note.ends.get(name, {}) if note else {})
+
+    @property
+    def begins(self) -> dict[int, int]:
+        """An offset for every partition, as Spark wants it, or none at all if the table says nothing."""
+        known = self.reset_to
+        return (
+            {partition: known.get(partition, EARLIEST) for partition in {*self.topic.latest, *known}} if known else {}
+        )
+
+    @property
+    def reached(self) -> dict[int, int]:
+        """What a stream need not wait for that has read nothing yet."""
+        return {**self.topic.earliest, **self.reset_to}
+
+
+def check_start(
+    job: str,
+    progress: Progress | None,
+    note: Note | None,
+    topics: Mapping[str, TopicState],
+    *,
+    source: str | None = None,
+    fingerprint: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> None:
+    """Raise a `Refusal` with the reason unless the stream may begin.
+
+    ``source`` is given for a job that has a stream per source, ``fingerprint`` is that of the definition, and ``conf``
+    what Spark would be told, both for a job whose checkpoint holds state.
+    """
+    reset = reset_command(job, source)
+    reason = (
+        _disagreement(progress, note, reset)
+        or _definition_changed(note, fingerprint, job)
+        or _state_is_bound(progress, conf or {}, job)
+        or _topic_changed(note, topics, reset)
+        or _out_of_reach(progress, note, topics, reset)
+    )
+    if reason:
+        name = f"{job} of {source}" if source else job
+        raise Refusal(f"stream {name!r} is refused: {reason}. Nothing was read or written.")
+
+
+def _disagreement(progress: Progress | None, note: Note | None, reset: str) -> str | None:
+    if note is None:
+        if progress is None or progress.committed is None:
+            return None
+        return (
+            f"the checkpoint has committed batch {progress.committed}, but the table has none of it: "
+            f"the table was deleted; restore it, or begin both anew with {reset}"
+        )
+    if note.is_reset:
+        return _not_begun_anew(progress, note, reset) if progress else None
+    if progress is None or progress.planned is None:
+        return (
+            f"the table holds batch {note.batch}, but the checkpoint is gone: a new one would write everything "
+            f"twice; restore the checkpoint, or begin a new one with {reset}"
+        )
+    if progress.write_id != note.write_id:
+        return (
+            f"the table was last written from another checkpoint (write identity {note.write_id}, this one is "
+            f"{progress.write_id}): restore the one that belongs to it, or begin a new one with {reset}"
+        )
+    return _batches_disagree(progress, note, reset)
+
+
+def _not_begun_anew(progress: Progress, note: Note, reset: str) -> str | None:
+    """After a reset only a checkpoint will do that began where the reset said, and has written nothing yet."""
+    if progress.write_id == note.write_id or progress.committed is not None or (progress.planned or 0) > 0:
+        return (
+            f"the table was reset, but the checkpoint (write identity {progress.write_id}, batch {progress.planned} "
+            f"planned, {progress.committed} committed) is older: the reset was interrupted, or that checkpoint was "
+            f"restored; reset again, e.g. with {reset}"
+        )
+    for topic, first in (progress.first or {}).items():
+        wanted = note.ends.get(topic, {})
+        if any(first.get(partition, start) != start for partition, start in wanted.items()):
+            return (
+                f"the table was reset to {wanted} of topic {topic!r}, but the checkpoint begins at {first}: it belongs "
+                f"to another moment; begin a new one with {reset}"
+            )
+    return None
+
+
+def _definition_changed(note: Note | None, fingerprint: str | None, job: str) -> str | None:
+    if note is None or note.fingerprint == fingerprint:
+        return None
+    return (
+        f"its definition has changed (fingerprint {fingerprint}, the rows so far are of {note.fingerprint}): the state "
+        f"in the checkpoint means something else; take the change back, or {_ways_on(job)}"
+    )
+
+
+def _state_is_bound(progress: Progress | None, conf: Mapping[str, str], job: str) -> str | None:
+    """Spark would go on with what the checkpoint says, and tell nobody that the settings say something else."""
+    kept = progress.conf if progress else {}
+    for name, setting in _BOUND.items():
+        if name in kept and name in conf and kept[name] != conf[name]:
+            return (
+                f"the state in its checkpoint was written with {setting}={kept[name]}, now it is {conf[name]}: set it "
+                f"back, or {_ways_on(job)}"
+            )
+    return None
+
+
+def _ways_on(job: str) -> str:
+    return (
+        f"begin anew with what the topic still holds: {reset_command(job)}, or hand over, from what is landed on: "
+        f"{reset_command(job, to='tide-line')}"
+    )
+
+
+def _batches_disagree(progress: Progress, note: Note, reset: str) -> str | None:
+    ends = next((ends for batch, ends in progress.ends.items() if batch == note.batch), None)
+    if ends is None:
+        return (
+            f"the table holds batch {note.batch}, the checkpoint planned batch {progress.planned} and committed "
+            f"{progress.committed}: one of the two is from another moment; restore both from the same one, or begin a "
+            f"new checkpoint with {reset}"
+        )
+    if ends != note.ends:
+        return (
+            f"the table says that batch {note.batch} ended at {note.ends}, the checkpoint says {ends}: "
+            f"restore both from the same moment, or begin a new checkpoint with {reset}"
+        )
+    return None
+
+
+def _topic_changed(note: Note | None, topics: Mapping[str, TopicState], reset: str) -> str | None:
+    for name, ranges in (note.topics if note else {}).items():
+        if name not in topics:
+            return f"topic {name!r} is gone: its records up to {note.ends[name] if note else {}} are landed"
+        if note and topics[name].cluster_id != note.cluster_id:
+            return (
+                f"this is cluster {topics[name].cluster_id}, the table was filled from cluster {note.cluster_id}: "
+                f"correct KAFKA_BOOTSTRAP, or begin anew on this one with {reset}"
+            )
+        if topics[name].topic_id != ranges.topic_id:
+            return (
+                f"topic {name!r} was re-created (its id is {topics[name].topic_id}, the table was filled from "
+                f"{ranges.topic_id}): the same offsets now mean other records; begin the new topic with {reset}"
+            )
+    return None
+
+
+def _out_of_reach(
+    progress: Progress | None, note: Note | None, topics: Mapping[str, TopicState], reset: str
+) -> str | None:
+    """Compare where the stream goes on with what the topic still holds."""
+    planned = progress is not None and progress.planned is not None
+    first = note.ends if note and note.is_reset else {}
+    resume = progress.resume if progress and planned else first
+    reached = progress.reached if progress and planned else first
+    for name, starts in resume.items():
+        if name not in topics:
+            return f"topic {name!r} is gone"
+        reason = _partition_out_of_reach(topics[name], starts, reached[name])
+        # A topic whose id nobody has written down, and a stream that has landed nothing.
+        if reason is None and note is None and progress and progress.committed is None:
+            reason = _begins_before(topics[name], starts)
+        if reason:
+            return f"topic {name!r} {reason}; begin anew with what it holds: {reset}"
+    return None
+
+
+def _partition_out_of_reach(topic: TopicState, resume: Mapping[int, int], reached: Mapping[int, int]) -> str | None:
+    for partition in sorted({*topic.latest, *reached}):
+        end, begin = topic.latest.get(partition, -1), topic.earliest.get(partition, 0)
+        if end < reached.get(partition, 0):
+            return (
+                f"partition {partition} ends at {max(end, 0)}, before offset {reached[partition]} that the stream has "
+                "reached: records are gone, or it was re-created"
+            )
+        if begin > resume.get(partition, 0):
+            return (
+                f"partition {partition} begins at {begin}: its records from {resume.get(partition, 0)} on were deleted "
+                "before they were read"
+            )
+    return None
+
+
+def _begins_before(topic: TopicState, resume: Mapping[int, int]) -> str | None:
+    for partition, begin in sorted(topic.earliest.items()):
+        if begin < resume.get(partition, 0):
+            return (
+                f"partition {partition} begins at {begin}, before offset {resume[partition]} where the stream began: "
+                "it was re-created"
+            )
+    return None

@@ -1,0 +1,88 @@
+"""The checkpoint of a stream, kept through a power cut. Spark makes nothing durable; what it wrote is made so here.
+
+Before the table takes a micro-batch, all that Spark has written for it is made durable: its plan, its state, and the
+commit of the batch before. So a power cut can tear two files only, and Spark can write both again: the plan of a batch
+that the table does not have, and the commit of a batch that it has.
+"""
+
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs.control.checkpoint import Checkpoint
+from jobs.lake.tables import Note
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder, make_durable, make_folder
+
+log = logging.getLogger(__name__)
+
+_ASIDE = "_aside"
+
+
+@dataclass
+class Keeper:
+    """Makes durable what was named below a checkpoint since it was asked last. A file is written once, then named."""
+
+    path: Folder
+    _known: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def keep(self) -> None:
+        """Files that are new since the last time, and the folders that name them."""
+        if isinstance(self.path, Path):
+            self._keep(str(self.path))
+
+    def _keep(self, folder: str) -> None:
+        known, names = self._known.get(folder, frozenset()), set[str]()
+        for entry in os.scandir(folder):
+            names.add(entry.name)
+            if entry.is_dir():
+                self._keep(entry.path)
+            elif entry.name not in known:
+                # Spark removes old files meanwhile.
+                with suppress(FileNotFoundError):
+                    make_durable(Path(entry.path))
+        if names != known:
+            make_durable(Path(folder))
+        self._known[folder] = frozenset(names)
+
+
+def mend(checkpoint: Checkpoint, note: Note | None) -> None:
+    """Put aside what a power cut has torn of the newest batch; all other damage is refused later.
+
+    Called by the holder of the lease, before Spark reads the checkpoint.
+    """
+    if not isinstance(checkpoint.path, Path) or not checkpoint.exists():
+        return
+    committed, planned = checkpoint.last_committed(), checkpoint.last_planned()
+    if planned is None:
+        return
+    in_table = note.batch if note and note.batch is not None else -1
+    if committed == planned:
+        # Spark runs the batch again, and finds that the table has it.
+        _put_aside_if_torn(checkpoint.path / "commits" / str(planned), checkpoint.next_watermark_ms, planned)
+    elif in_table < planned:
+        # Nothing of it is in the table: Spark plans it anew.
+        _put_aside_if_torn(checkpoint.path / "offsets" / str(planned), checkpoint.planned, planned)
+
+
+def _put_aside_if_torn(file: Folder, read: Callable[[int], object], batch: int) -> None:
+    try:
+        read(batch)
+    except Refusal:
+        _put_aside(file)
+
+
+def _put_aside(file: Folder) -> None:
+    if not isinstance(file, Path):
+        return
+    aside = file.parent.parent / _ASIDE / f"{file.parent.name}-{file.name}-{uuid.uuid4().hex}"
+    make_folder(aside.parent)
+    file.rename(aside)
+    # Hadoop's checksums of a file lie beside it.
+    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    make_durable(file.parent)
+    log.warning("checkpoint file %s was torn, as by a power cut: it is put aside as %s", file, aside)

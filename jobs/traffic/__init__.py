@@ -1,0 +1,1 @@
+"""Made-up traffic for demos, tests and benchmarks."""

@@ -1,0 +1,1 @@
+"""Removes what nobody needs any more, beside the tables."""

@@ -1,0 +1,109 @@
+"""Removes old incidents, pages, run folders and files that were put aside. They grow beside the tables.
+
+It may run at any time and beside everything else, and a second pass finds nothing. Tables are looked after by their
+writers (`jobs.lake.delta.retention`), and here if those have not done so for a day.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from jobs.control.incidents import Incidents
+from jobs.finality.planning import writing
+from jobs.finality.runs import KEPT_SECONDS, discard_old, old_runs
+from jobs.lake.delta.freeing import free_tables
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.spec import Pipeline
+from jobs.refusal import Refusal
+from jobs.settings import KeptDays
+from jobs.storage.documents import UNREADABLE
+from jobs.storage.folders import Folder, remove
+from jobs.upkeep.logs import Removed
+
+log = logging.getLogger(__name__)
+
+DAY_SECONDS = 24 * 3600.0
+# A power cut or a reset has put them aside, and people may want to look at them.
+ASIDE_KEPT_SECONDS = 30 * DAY_SECONDS
+_ASIDE = "_aside"
+# Checkpoints of `ingest` lie one level deeper. In tables that is the level of the partitions, which are many.
+_DEEP = "checkpoints"
+
+
+def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
+    """One pass over a lake."""
+    kept_seconds = kept.incidents * DAY_SECONDS
+    return [
+        Removed(what="incidents", files=Incidents.of(lake_root).discard_old(kept_seconds)),
+        _total("copies of unreadable documents", _older(_folders(lake_root, UNREADABLE), kept_seconds)),
+        _total("what was put aside", _older(_folders(lake_root, _ASIDE), ASIDE_KEPT_SECONDS)),
+        _total("pages about audits and checks", _older(_children(lake_root / "quality"), KEPT_SECONDS)),
+        _total("run folders", (size for pipeline in PIPELINES.values() for size in _runs(lake_root, pipeline))),
+        _replaced(lake_root),
+    ]
+
+
+def _replaced(lake_root: Folder) -> Removed:
+    freed = free_tables(lake_root, DAY_SECONDS)
+    return Removed(what="files of tables that no reader needs", files=freed.files, bytes=freed.bytes)
+
+
+def _total(what: str, sizes: Iterable[int]) -> Removed:
+    found = list(sizes)
+    return Removed(what=what, files=len(found), bytes=sum(found))
+
+
+def _runs(lake_root: Folder, pipeline: Pipeline) -> list[int]:
+    """Also those of a pipeline that is not planned any more: a plan removes them, too."""
+    if not old_runs(lake_root, pipeline, gives_up=False):
+        return []
+    try:
+        with writing(lake_root, pipeline.recompute_job) as lease:
+            sizes = [size for folder in old_runs(lake_root, pipeline, gives_up=False) for size in _sizes(folder)]
+            lease.check()
+            discard_old(lake_root, pipeline, gives_up=False)
+            return sizes
+    except Refusal as refusal:
+        log.warning("run folders of %s are left to the next pass: %s", pipeline.name, refusal)
+        return []
+
+
+def _older(folders: Iterable[Folder], kept_seconds: float) -> Iterator[int]:
+    """Remove files and folders that were put into some folders so long ago; the sizes of the files."""
+    before = time.time() - kept_seconds
+    for each in (child for folder in folders for child in _children(folder)):
+        with suppress(FileNotFoundError):
+            if 0 < _put_there(each) < before:
+                sizes = _sizes(each)
+                each.unlink(missing_ok=True) if each.is_file() else remove(each)
+                yield from sizes
+
+
+def _put_there(each: Folder) -> float:
+    """When it was put there. A move on a disk leaves the time of the last change as it was."""
+    if isinstance(each, Path):
+        seen = each.stat(follow_symlinks=False)
+        return max(seen.st_mtime, seen.st_ctime)
+    if each.is_file():
+        return each.stat().st_mtime
+    return max((seen.st_mtime for seen in each.written().values()), default=0.0)
+
+
+def _sizes(each: Folder) -> list[int]:
+    if not isinstance(each, Path):
+        return [each.stat().st_size] if each.is_file() else [seen.st_size for seen in each.written().values()]
+    return [file.stat().st_size for file in ([each] if each.is_file() else each.rglob("*")) if file.is_file()]
+
+
+def _children(folder: Folder) -> list[Folder]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _folders(lake_root: Folder, name: str) -> list[Folder]:
+    """The folders of a name that lie where such folders lie. In a bucket nothing is torn, so only one can be there."""
+    if not isinstance(lake_root, Path):
+        return [lake_root / "checkpoints" / name]
+    found = [*lake_root.glob(f"*/{name}"), *lake_root.glob(f"*/*/{name}"), *lake_root.glob(f"{_DEEP}/*/*/{name}")]
+    return [folder for folder in found if folder.is_dir()]

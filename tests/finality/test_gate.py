@@ -1,0 +1,137 @@
+"""The audit of a run on its own files: what is judged where nothing was staged."""
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from jobs.control.incidents import Incidents, blocked
+from jobs.finality import gate, publishing
+from jobs.finality.runs import RunFolder
+from jobs.finality.tries import StagedSlice, Try
+from jobs.lake.final import INPUTS, columns_of
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import State, with_late
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import slice_named
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.storage.parquet import write
+from tests.lake import test_final as finals
+
+SUM = PIPELINES["rolling_sum"]
+EMPTY = "20261119T000100Z"
+
+
+def plan(lake: Path, *slices: str) -> RunFolder:
+    """A run on slices into which nothing fell."""
+    folder = RunFolder.of(lake, SUM, "r")
+    folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in slices)))
+    folder.take(dict.fromkeys(slices, StagedSlice()))
+    return folder
+
+
+def test_a_source_that_has_gone_silent_is_a_warning_with_a_page(tmp_path: Path) -> None:
+    finals.publish(tmp_path, 1)
+    folder = plan(tmp_path, EMPTY)
+    verdict = gate.examine(tmp_path, SUM, "r")[EMPTY]
+    assert verdict.passed
+    assert verdict.sentence == "rows are at least 1/10 of the usual number (rows 0, usually 1)"
+    assert (folder.verdicts() or {})[EMPTY]["passed"]
+    ledger = Ledger.read(tmp_path, SUM)
+    assert ledger is not None
+    assert verdict.sentence.split(" (")[0] in (tmp_path / str(ledger.newest()[EMPTY].docs)).read_text()
+
+
+def test_empty_slices_pass_where_nothing_is_usual_yet(tmp_path: Path) -> None:
+    plan(tmp_path, EMPTY)
+    assert gate.examine(tmp_path, SUM, "r")[EMPTY].failures == ()
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_late_events_that_another_plan_has_counted_stay_counted(tmp_path: Path, blocked: bool) -> None:
+    folder, ledger = plan(tmp_path, EMPTY), Ledger.open(tmp_path, SUM)
+    planned = folder.plan()
+    line = planned.entry(planned.work[0], State.RECOMPUTING, at_ms=1)
+    ledger.append([line])
+    ledger.append([with_late(line, 5, 2)])
+    if blocked:
+        # As if an event had been read that was never accepted.
+        folder.take({EMPTY: StagedSlice(read=1)})
+    assert gate.examine(tmp_path, SUM, "r")[EMPTY].passed is not blocked
+    newest = Ledger.open(tmp_path, SUM).newest()[EMPTY]
+    assert newest.state is (State.BLOCKED if blocked else State.AUDITING)
+    assert newest.late == 5
+
+
+WORDS = PIPELINES["word_count"]
+FULL = "20261119T000000Z"
+
+
+def staged_words(lake: Path, *, there: int, said: int, inputs: int) -> RunFolder:
+    """A run of `word_count` on a slice of three lines, which hold five words."""
+    folder = RunFolder.of(lake, WORDS, "r")
+    plan = replace(finals.plan_of("r", finals.work_of(FULL, events=3)), pipeline=WORDS.name)
+    folder.begin(plan)
+    own = Try.begin(folder.path, [FULL])
+    start = slice_named(WORDS, FULL).start
+    rows = [
+        {"window_start": start, "window_end": start + timedelta(minutes=1), "word": f"w{number}", "occurrences": 1}
+        | {INPUTS: inputs if number == 0 else 1}
+        for number in range(there)
+    ]
+    schema = pa.schema([*columns_of(WORDS), pa.field(INPUTS, pa.int64())])
+    write(pa.Table.from_pylist(rows, schema), own.stage / f"slice={FULL}" / "0.parquet")
+    files = (f"{own.stage.name}/slice={FULL}/0.parquet",)
+    own.write_result({FULL: StagedSlice(read=3, expected=5, rows=said, files=files)})
+    folder.take(own.result())
+    return folder
+
+
+def test_a_stage_that_has_lost_rows_is_not_judged(tmp_path: Path) -> None:
+    folder = staged_words(tmp_path, there=1, said=5, inputs=1)
+    with pytest.raises(Refusal, match=f"5 rows of slice {FULL} were staged in .*, 1 are there"):
+        gate.examine(tmp_path, WORDS, "r")
+    assert folder.verdicts() is None
+
+
+@pytest.mark.parametrize(("there", "inputs", "passes"), [(5, 1, True), (4, 2, True), (4, 1, False), (0, 0, False)])
+def test_words_that_were_lost_on_the_way_are_noticed(tmp_path: Path, there: int, inputs: int, passes: bool) -> None:
+    """An event makes many words or none: what must be there comes from another plan than what is there."""
+    staged_words(tmp_path, there=there, said=there, inputs=inputs)
+    verdict = gate.examine(tmp_path, WORDS, "r")[FULL]
+    assert verdict.passed is passes, verdict.sentence
+    if not passes:
+        assert f"in windows {there}, made of events 5" in verdict.sentence
+
+
+def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
+    folder.take({EMPTY: StagedSlice()}, {FULL: "ARITHMETIC_OVERFLOW in sum"})
+    verdicts = gate.examine(tmp_path, SUM, "r")
+    assert {name: verdict.passed for name, verdict in verdicts.items()} == {FULL: False, EMPTY: True}
+    line = Ledger.open(tmp_path, SUM).newest()[FULL]
+    assert (line.state, line.reason) == (State.BLOCKED, "the slice can be computed (ARITHMETIC_OVERFLOW in sum)")
+    (incident,) = Incidents.of(tmp_path).still_open(blocked(SUM.name, ""))
+    assert FULL in incident.key
+    assert "ARITHMETIC_OVERFLOW" in incident.text
+    settings = replace(Settings.from_env({}), lake_root=tmp_path)
+    with pytest.raises(Refusal, match=f"slice {FULL} was not computed in run 'r', so there is nothing to publish"):
+        publishing.publish(settings, SUM, "r", {FULL: "somebody"}, now_ms=0)
+
+
+def test_slices_that_were_not_tried_are_left_alone(tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
+    folder.take({EMPTY: StagedSlice()})
+    assert set(gate.examine(tmp_path, SUM, "r")) == {EMPTY}
+    assert set(folder.verdicts() or {}) == {EMPTY}
+
+
+def test_of_a_run_that_only_tells_nothing_is_judged(tmp_path: Path) -> None:
+    folder = plan(tmp_path)
+    assert gate.examine(tmp_path, SUM, "r") == {}
+    assert folder.verdicts() == {}

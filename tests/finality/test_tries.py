@@ -1,0 +1,133 @@
+"""Tries of a run: the task takes what its own try has said, and a job whose try is over ends itself."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from jobs.finality import tries
+from jobs.finality.runs import RunFolder
+from jobs.finality.tries import TASK_VARIABLE, StagedSlice, Try, process_words
+from jobs.pipelines import PIPELINES
+from jobs.refusal import Refusal
+from jobs.storage.parquet import write
+from tests import processes
+from tests.lake.test_final import plan_of, work_of
+
+SUM = PIPELINES["rolling_sum"]
+SLICE = "20261119T000000Z"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    made = RunFolder.of(tmp_path, SUM, "r")
+    made.begin(plan_of("r", work_of(SLICE)))
+    return made
+
+
+def staged(own: Try, rows: int) -> dict[str, StagedSlice]:
+    """Write so many rows as a job does; what it says of them."""
+    write(pa.table({"number": list(range(rows))}), own.stage / f"slice={SLICE}" / "0.parquet")
+    ((name, (count, files)),) = own.staged_rows(rows).items()
+    return {name: StagedSlice(read=rows, expected=rows, rows=count, files=files)}
+
+
+def test_the_result_of_an_orphan_is_not_taken(folder: RunFolder) -> None:
+    orphan = Try.begin(folder.path, [SLICE])
+    folder.begin(folder.plan())
+    own = Try.begin(folder.path, [SLICE])
+    own.write_result(staged(own, 3))
+    # Before the task takes what its own try has said, and after it.
+    orphan.write_result(staged(orphan, 1))
+    folder.take(own.result())
+    orphan.write_result({})
+    assert (folder.staged() or {})[SLICE].rows == 3
+    assert [file.parts[-3] for file in map(Path, map(str, folder.files(SLICE)))] == [f"windows-{own.name}"]
+    assert not orphan.is_under_way
+
+
+def test_a_result_must_have_all_rows_that_were_written(folder: RunFolder) -> None:
+    own = Try.begin(folder.path, [SLICE])
+    write(pa.table({"number": [1, 2]}), own.stage / f"slice={SLICE}" / "0.parquet")
+    with pytest.raises(Refusal, match=r"3 rows were written into .*, 2 are there"):
+        own.staged_rows(3)
+    with pytest.raises(Refusal, match="has no result"):
+        own.result()
+
+
+def test_a_try_that_is_over_stages_nothing(folder: RunFolder) -> None:
+    own = Try.begin(folder.path, [SLICE])
+    assert own.slices() == [SLICE]
+    folder.begin(folder.plan())
+    with pytest.raises(Refusal, match="is over: its run was begun anew"):
+        own.slices()
+
+
+_JOB = """
+import sys, time
+from pathlib import Path
+from jobs.finality.tries import Try, stop_when_task_ends
+own = Try(run=Path(sys.argv[1]), name=sys.argv[2]) if len(sys.argv) > 1 else None
+with stop_when_task_ends(own):
+    print("at work", flush=True)
+    time.sleep(60)
+"""
+
+
+def at_work(*arguments: str, **env: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", _JOB, *arguments]
+    job = subprocess.Popen(
+        command, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == "at work\n"
+    return job
+
+
+def test_a_job_whose_task_is_killed_ends_itself() -> None:
+    words = "from jobs.finality.tries import process_words; print(process_words(), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as task:
+        assert task.stdout is not None
+        with at_work(**{TASK_VARIABLE: task.stdout.readline().strip()}) as job:
+            assert job.poll() is None
+            task.kill()
+            task.wait()
+            processes.wait_until(lambda: job.poll() is not None, "the end of a job without a task")
+            assert job.returncode == -signal.SIGKILL
+            assert "has died: this job ends now" in (job.stderr.read() if job.stderr else "")
+
+
+def test_a_job_whose_run_is_begun_anew_ends_itself(folder: RunFolder) -> None:
+    own = Try.begin(folder.path, [SLICE])
+    with at_work(str(folder.path), own.name) as job:
+        assert job.poll() is None
+        folder.begin(folder.plan())
+        processes.wait_until(lambda: job.poll() is not None, "the end of a try that is over")
+        assert "was begun anew" in (job.stderr.read() if job.stderr else "")
+
+
+def test_rows_that_an_earlier_version_has_staged_can_still_be_published(folder: RunFolder) -> None:
+    """A slice that was blocked then may be approved now."""
+    write(pa.table({"number": [1]}), folder.path / "windows-a1" / f"slice={SLICE}" / "0.parquet")
+    (folder.path / "staged.json").write_text('{"events_read": {}, "windows": "windows-a1"}')
+    assert [file.name for file in folder.files(SLICE)] == ["0.parquet"]
+    assert folder.staged() is None
+
+
+def test_a_clock_that_is_set_anew_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, boot_time = process_words(), psutil.boot_time()
+    monkeypatch.setattr(psutil, "boot_time", lambda: boot_time + 3600)
+    monkeypatch.setattr(psutil.Process, "create_time", _shifted(psutil.Process.create_time))
+    assert tries._stop_reason(words, None) is None
+
+
+def _shifted(create_time: Callable[[psutil.Process], float]) -> Callable[[psutil.Process], float]:
+    return lambda process: create_time(process) + 3600

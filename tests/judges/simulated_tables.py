@@ -1,0 +1,181 @@
+"""The tables of a simulation. They behave as Delta's do.
+
+A commit is there or not, and succeeds on the version only that its writer has seen. Rows are made up: a slice has one
+window, which counts events. Its key changes with their number, so most new versions take a window away.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+
+from jobs.lake.delta.fenced import OvertakenError
+from jobs.lake.events import Count
+from jobs.lake.final import FinalTable, Publication, columns_of
+from jobs.lake.states import Counted, Entry, Header, State
+from jobs.pipelines.slices import Slice
+from tests.judges.simulated_broker import id_of, within
+from tests.judges.simulated_judges import judge_commit
+from tests.judges.simulated_world import SUM, World, key_of, start_of
+
+
+class FinalModel:
+    """`FinalTable` in memory."""
+
+    require_version = FinalTable.require_version
+
+    def __init__(self, world: World, version: int | None = None) -> None:
+        self.world = world
+        self.seen = len(world.history) - 1 if version is None else version
+
+    @property
+    def version(self) -> int:
+        return self.seen
+
+    def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
+        found = self.world.history[self.seen].items()
+        return {name: header for name, (header, _) in found if days is None or name[:8] in days}
+
+    def days(self) -> list[str]:
+        return sorted(self.slices_by_day())
+
+    def slices_by_day(self) -> dict[str, int]:
+        return Counter(name[:8] for name in self.world.history[self.seen])
+
+    def days_changed_since(self, time_ms: int) -> set[str]:
+        return {name[:8] for name, (header, _) in self.world.history[self.seen].items() if header.as_of_ms >= time_ms}
+
+    def newest_ms(self) -> int:
+        return max((header.as_of_ms for header, _ in self.world.history[self.seen].values()), default=0)
+
+    def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
+        self.world.operate("final: read")
+        found = window(self.world.history[self.seen].get(slice_))
+        return found if columns is None else found.select(columns)
+
+    def has_columns_of_now(self, slice_: str) -> bool:
+        return True
+
+    def published_at(self, slice_: str, version: int) -> int | None:
+        for at in range(self.seen, 0, -1):
+            found, before = self.world.history[at].get(slice_), self.world.history[at - 1].get(slice_)
+            if found and found != before and found[0].version == version:
+                return at
+        return None
+
+    @contextmanager
+    def staged(self) -> Iterator[Path]:
+        yield self.world.root / "stage"
+
+    def tend(self, check: Callable[[], None], now_ms: int) -> None:
+        """Files have no part in the protocol."""
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        world = self.world
+        world.operate("final: commit")
+        if self.seen != len(world.history) - 1:
+            raise OvertakenError("another writer has committed")
+        changed = dict(world.history[-1])
+        for publication in publications:
+            header = publication.header
+            now = changed.get(header.slice)
+            self.require_version(now[0] if now else None, header)
+            content = sum(json.loads(file.read_text())["events"] for file in publication.files)
+            changed[header.slice] = (header, content)
+        world.history.append(changed)
+        self.seen += 1
+        judge_commit(world)
+        world.operate("final: committed")
+
+
+class LedgerModel:
+    """`Ledger` in memory."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.seen = world, world.commits
+
+    def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
+        return {entry.slice: entry for entry in self.world.lines if slices is None or entry.slice in slices}
+
+    def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
+        newest = {name: line for name, line in self.newest().items() if name[:8] in days}
+        settled = {
+            name
+            for name, line in newest.items()
+            if (line.state, line.late, line.version) == (State.FINAL, 0, versions.get(name))
+        }
+        return {name: line for name, line in newest.items() if name not in settled}, settled
+
+    def counted(self) -> Counted | None:
+        return self.world.counted
+
+    def append(self, entries: Iterable[Entry], *, counted: Counted | None = None) -> None:
+        lines = list(entries)
+        if not lines:
+            return
+        world = self.world
+        world.operate("ledger: commit")
+        if self.seen != world.commits:
+            raise OvertakenError("another writer has committed")
+        assert len({line.slice for line in lines}) == len(lines), "two lines of one slice in one commit have no order"
+        world.lines += lines
+        world.count(counted)
+        world.note_told(lines)
+        world.commits += 1
+        self.seen += 1
+        world.operate("ledger: committed")
+
+
+class LandedModel:
+    """`Landed` in memory, pinned at what is landed now."""
+
+    def __init__(self, world: World) -> None:
+        self.note = world.broker.note
+        self.records = world.broker.landed[: self.note.landed]
+
+    # No event of the simulation is old enough to be removed.
+    from_ms = 0
+
+    @property
+    def version(self) -> int:
+        return self.note.landed
+
+    def topic_id(self, topic: str) -> str:
+        return id_of(self.note.topic)
+
+    def ends(self, topic: str, topic_id: str) -> dict[int, int]:
+        return dict(self.note.ends) if id_of(self.note.topic) == topic_id else {}
+
+    def first_ms(self) -> int | None:
+        return min((record.time for record in self.records), default=None)
+
+    def count(self, pipeline: object, slices: Sequence[Slice]) -> dict[str, Count]:
+        counts = {slice_.name: len(within(self.records, slice_.start_ms, slice_.end_ms)) for slice_ in slices}
+        return {name: Count(events=count, window_events=count) for name, count in counts.items() if count}
+
+    def newest_arrival_ms(self) -> int:
+        return max((record.arrival for record in self.records), default=0)
+
+    def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
+        rows = [
+            {"partition": each.partition, "offset": each.offset, "time": each.time, "arrival": each.arrival}
+            for each in self.records
+            if each.offset >= ends.get(each.partition, 0) and each.arrival > since_ms and each.time < before_ms
+        ]
+        return pa.Table.from_pylist(rows) if rows else pa.table({})
+
+
+def window(found: tuple[Header, int] | None) -> pa.Table:
+    """The one row of a slice, none if nothing fell into it."""
+    rows = []
+    if found and found[1]:
+        start = start_of(found[0].slice)
+        total = Decimal(found[1])
+        rows = [
+            {"window_start": start, "window_end": start, "key": key_of(found[1]), "total": total, "events": found[1]}
+        ]
+    return pa.Table.from_pylist(rows, schema=columns_of(SUM))

@@ -1,0 +1,210 @@
+"""The protocol of recompute on tables that exist only in memory: actors that are paused, killed and overtaken anywhere.
+
+Plan, publish and lease are the product's own code. Tables, topics and clocks are models, and verdicts are made up.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from greenlet import getcurrent, greenlet
+
+from jobs.broker import clock
+from jobs.finality import late, plan_inputs, planning, publishing
+from jobs.finality.publishing import Published
+from jobs.finality.runs import RunFolder, Work
+from jobs.finality.tries import StagedSlice, Try
+from jobs.lake.states import Request, State, closes_at
+from jobs.pipelines.spec import CLOCK_TOLERANCE_MS
+from jobs.refusal import Refusal
+from tests.judges.simulated_broker import SKEW_MS
+from tests.judges.simulated_tables import FinalModel, LandedModel, LedgerModel
+from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, Killed, World, slice_of
+
+
+@contextmanager
+def model_of(world: World) -> Iterator[None]:
+    """The product's protocol on the world's tables."""
+
+    def send(_kafka: object, _topic: str, wanted: Any) -> int:
+        count = 0
+        for key, value in wanted:
+            world.operate(SEND)
+            world.topic[key] = value
+            count += 1
+        return count
+
+    def require(_client: object, topics: Sequence[str]) -> dict[str, Any]:
+        broker = world.broker
+        found = SimpleNamespace(topic_id=broker.topic_id, earliest=dict.fromkeys(broker.logs, 0), latest=broker.ends)
+        return dict.fromkeys(topics, found)
+
+    final = SimpleNamespace(
+        open=lambda *_: FinalModel(world), read=lambda _root, _pipeline, version=None: FinalModel(world, version)
+    )
+    ledger = SimpleNamespace(open=lambda *_: LedgerModel(world), read=lambda *_: LedgerModel(world))
+    with pytest.MonkeyPatch.context() as patch:
+        world.leases.install(patch)
+        for module in (planning, publishing):
+            patch.setattr(module, "FinalTable", final)
+            patch.setattr(module, "Ledger", ledger)
+        landed = SimpleNamespace(at=lambda *_: LandedModel(world) if world.broker.landed else None)
+        for module in (planning, plan_inputs, late):
+            patch.setattr(module, "Landed", landed)
+        patch.setattr(plan_inputs, "require", require)
+        # Ingest lands nothing while this process waits for it.
+        patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
+        patch.setattr(publishing, "send", send)
+        patch.setattr(clock, "_stamped_ms", lambda _: world.clock_ms)
+        patch.setattr(clock, "time", SimpleNamespace(time=lambda: (world.clock_ms + world.off_ms) / 1000))
+        yield
+
+
+def run(
+    world: World, name: str, request: Request | None = None, *, ahead_ms: int = 0, off_ms: int = 0
+) -> Published | None:
+    """One DAG run: plan, stage, audit, publish. Tasks may be killed; what they leave is in the world.
+
+    ``ahead_ms``: it plans by a clock that is so far ahead of the broker's, as one of an older version may do.
+    ``off_ms``: the clock of its machine is ahead by so much, or behind.
+    """
+    settings = SimpleNamespace(lake_root=world.root, kafka=None)
+    world.machines[getcurrent()] = off_ms
+    world.plans_ahead = world.plans_ahead or ahead_ms > 0
+    now = partial(clock._now_ms, None)  # type: ignore[arg-type]
+    plan_clock = (lambda: world.clock_ms + ahead_ms) if ahead_ms else now
+    planning.await_ingest(world.root, None, SUM, name, request, plan_clock)
+    planned = planning.make(world.root, None, SUM, name, request, plan_clock)
+    if abs(off_ms) > CLOCK_TOLERANCE_MS:
+        world.defects.append(f"run {name} has planned on a machine whose clock is off by {off_ms} ms")
+    if not planned.plan.work and not planned.plan.untold:
+        return None
+    folder = RunFolder.of(world.root, SUM, name)
+    own = Try.begin(folder.path, planned.plan.names)
+    staged = {}
+    for work in planned.plan.work:
+        world.operate("stage: write")
+        staged[work.slice] = stage_slice(own, work)
+    world.operate("stage: say so")
+    own.write_result(staged)
+    world.operate("stage: take it")
+    folder.take(own.result())
+    planning.note(
+        world.root, SUM, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work]
+    )
+    world.operate("audit: decide")
+    folder.decide(
+        {
+            work.slice: {"passed": work.slice not in world.bad, "failures": [], "rows": 1, "checksum": str(work.events)}
+            for work in planned.plan.work
+        }
+    )
+    blocked = [work for work in planned.plan.work if work.slice in world.bad]
+    planning.note(world.root, SUM, [planned.plan.entry(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
+    published = publishing.publish(settings, SUM, name, now_ms=now())  # type: ignore[arg-type]
+    world.reported += list(published.versions.items())
+    return published
+
+
+def stage_slice(own: Try, work: Work) -> StagedSlice:
+    """A file that says how many events its window counts; none for a slice without events."""
+    if not work.events:
+        return StagedSlice()
+    file = own.stage / f"slice={work.slice}" / "rows.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"events": work.events}))
+    return StagedSlice(read=work.events, expected=work.events, rows=1, files=(str(file.relative_to(own.run)),))
+
+
+def in_turns(
+    world: World, actors: Mapping[str, Sequence[Callable[[], object]]], steps: int, news: int = 100
+) -> list[str]:
+    """Let actors run in an order of chance, each paused at every operation; some are killed, some overtaken.
+
+    Who holds the lease may be suspended for many steps: then somebody else takes over, and it goes on behind that.
+    ``news``: after so many steps nothing happens any more.
+    """
+    told: list[str] = []
+    alive = {name: begin(work, told) for name, work in actors.items()}
+    suspended: dict[str, int] = {}
+    for step in range(steps):
+        for name in [name for name, until in suspended.items() if until <= step or suspended.keys() >= alive.keys()]:
+            world.leases.wake(alive[name])
+            del suspended[name]
+        if not alive:
+            break
+        name = world.chance.choice(sorted(alive.keys() - suspended.keys()))
+        happening = world.chance.random()
+        if happening < 0.01:
+            _kill(world, alive.pop(name))
+            continue
+        sleepy = 0.3 if world.operations[-1:] == ["final: read"] else 0.04
+        if world.chance.random() < sleepy and (sleeper := world.leases.fall_asleep()):
+            names = {actor: name for name, actor in alive.items()}
+            suspended[names[sleeper]] = step + world.chance.choice((20, 400))
+            continue
+        # Later nothing happens: news would have a slice done again, and hide what went wrong before.
+        if happening < 0.15 and step < news:
+            happen(world)
+        _step(world, alive[name])
+        if alive[name].dead:
+            alive.pop(name)
+    for left in alive.values():
+        _kill(world, left)
+    return told
+
+
+def _step(world: World, actor: greenlet) -> None:
+    """Go on to the next operation. In the middle of a slice's messages an actor may be killed, but does not sleep.
+
+    The product looks at its lease before each slice. Kafka has no fence for who sleeps behind that look.
+    """
+    while actor.switch() == SEND:
+        if world.chance.random() < 0.05:
+            return _kill(world, actor)
+
+
+def begin(works: Sequence[Callable[[], object]], told: list[str]) -> greenlet:
+    """An actor that does one work after the other, whatever became of the one before."""
+
+    def main() -> None:
+        with suppress(Killed):
+            for work in works:
+                try:
+                    work()
+                except (Refusal, Killed) as error:
+                    told.append(f"{type(error).__name__}: {error}")
+                    if isinstance(error, Killed):
+                        raise
+
+    return greenlet(main)
+
+
+def _kill(world: World, actor: greenlet) -> None:
+    world.leases.killing = True
+    # One that has not begun has nothing to end.
+    if actor:
+        actor.throw(Killed())
+    world.leases.killing = False
+    world.leases.bury(actor)
+
+
+def happen(world: World) -> None:
+    """Time passes, events come, some of them late; ingest lands some."""
+    chance = world.chance
+    # At the moment at which a slice is over, those that arrive are behind by their brokers' clocks.
+    over_ms = closes_at(SUM, slice_of(0)) % MINUTE_MS - world.clock_ms % MINUTE_MS
+    over_ms -= chance.choice((0, 10_000))
+    world.clock_ms += chance.choice((0, 1_000, over_ms % MINUTE_MS, 30_000, MINUTE_MS))
+    if world.re_creates and chance.random() < 0.1:
+        world.broker.re_create()
+        # That takes longer than the brokers' clocks differ.
+        world.clock_ms += 2 * SKEW_MS
+    for _ in range(chance.randrange(4)):
+        ago_ms = chance.choice((0, 0, 0, 30_000, 90_000, 200_000))
+        world.arrive(max(BEGIN_MS, world.clock_ms - ago_ms))
+    world.broker.land(chance)

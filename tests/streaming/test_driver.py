@@ -1,0 +1,615 @@
+"""A driver ends between two micro-batches, whoever asks for it, and its receipt says why."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.errors import KafkaTimeoutError
+from obstore.store import MemoryStore
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from jobs.control import folder as control_module
+from jobs.control.checkpoint import Checkpoint, Offsets
+from jobs.control.epochs import Epoch, Health, Owner, Phase, Receipt, Stop
+from jobs.control.folder import Control, Lease, LeaseLostError
+from jobs.pipelines.spec import control_of
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.storage.documents import Documents
+from jobs.streaming import driver
+from jobs.streaming.driver import Ending, cause_of
+from jobs.streaming.microbatch import MicroBatches
+from tests.processes import wait_until
+
+pytestmark = pytest.mark.spark
+
+JOB = "counting"
+ENDLESS = 10**6
+
+
+class Counting(MicroBatches):
+    """The function of a real query, with nothing to write: only its life is of interest."""
+
+    def _write(self, frame: DataFrame, number: int) -> None:
+        if number in self.broken:
+            raise ValueError(f"batch {number} is broken")
+        frame.count()
+        self.seen.append(number)
+        self.reached = {0: number + 1}
+        if len(self.seen) >= self.enough:
+            self.stop.set()
+
+    @classmethod
+    def new(
+        cls, stop: threading.Event, checkpoint: Path, *, enough: int = 3, broken: tuple[int, ...] = ()
+    ) -> "Counting":
+        nothing: Any = SimpleNamespace()
+        batches = cls(
+            job=JOB,
+            topic=checkpoint.name,
+            fingerprint=None,
+            lease=nothing,
+            # Its own offsets are no partitions of a topic.
+            checkpoint=Checkpoint(checkpoint.with_name("none")),
+            table=nothing,
+            client=nothing,
+            cluster_id="c",
+            topic_id="t",
+            begins={},
+            stage=nothing,
+        )
+        batches.stop, batches.seen, batches.enough, batches.broken = stop, [], enough, broken
+        return batches
+
+    stop: threading.Event
+    seen: list[int]
+    enough: int
+    broken: tuple[int, ...]
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
+    """A control folder whose drivers look into it often."""
+    monkeypatch.setattr(control_module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(driver, "BEAT_SECONDS", 0.05)
+    return Control.of(tmp_path, JOB)
+
+
+@pytest.fixture
+def lease(control: Control) -> Iterator[Lease]:
+    lease = Lease.acquire(control, {})
+    yield lease
+    lease.release(Receipt(time=time.time(), clean=True, cause="end of the test"))
+
+
+@pytest.fixture
+def busy(spark: SparkSession, tmp_path: Path) -> Callable[..., tuple[StreamingQuery, Counting]]:
+    """Starts a query that has always more to do: one record in each batch."""
+
+    def start(stop: threading.Event, topic: str = "numbers", **options: Any) -> tuple[StreamingQuery, Counting]:
+        batches = Counting.new(stop, tmp_path / topic, **options)
+        records = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        query = records.writeStream.foreachBatch(batches).option("checkpointLocation", str(tmp_path / topic)).start()
+        return query, batches
+
+    return start
+
+
+def unasked() -> Offsets:
+    raise AssertionError("nobody asked for a drain")
+
+
+def run(queries: list[Any], lease: Lease, stop: threading.Event, ends: driver.Ends = unasked) -> Ending:
+    """`driver.run`, but a deadlock is a failure and not the end of the test run."""
+    done: list[Ending] = []
+    error: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            done.append(driver.run(queries, lease, stop, ends))
+        except BaseException as raised:
+            error.append(raised)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the driver does not stop"
+    assert not any(query.isActive for query, _ in queries)
+    if error:
+        raise error[0]
+    return done[0]
+
+
+# -- A signal --
+
+
+def test_a_busy_query_stops_and_goes_on_where_it_was(busy, lease: Lease) -> None:
+    """No batch is begun twice: each stop waited until Spark had committed the last one."""
+    seen: list[int] = []
+    for _ in range(8):
+        stop = threading.Event()
+        query, batches = busy(stop)
+        ending = run([(query, batches)], lease, stop)
+        assert len(batches.seen) >= 3
+        seen += batches.seen
+        last = seen[-1]
+        assert ending == Ending(
+            why="stopped by a signal", batches={"numbers": last}, offsets={"numbers": {0: last + 1}}
+        )
+    assert seen == list(range(len(seen)))
+
+
+def test_the_error_of_one_query_stops_the_others_and_is_the_one_that_is_told(busy, lease: Lease) -> None:
+    stop = threading.Event()
+    queries = [busy(stop, "sound", enough=ENDLESS), busy(stop, "broken", broken=(2,))]
+    with pytest.raises(ValueError, match="batch 2 is broken"):
+        run(queries, lease, stop)
+
+
+def test_a_query_that_spark_ends_is_told_by_its_error_class(
+    spark: SparkSession, busy, lease: Lease, tmp_path: Path
+) -> None:
+    stop = threading.Event()
+    batches = Counting.new(stop, tmp_path / "broken")
+    with pytest.raises(driver.StreamFailedError, match=r"^stream 'broken' failed: .*DIVIDE_BY_ZERO"):
+        run([busy(stop, "sound", enough=ENDLESS), (broken_query(spark, tmp_path / "broken"), batches)], lease, stop)
+
+
+def broken_query(spark: SparkSession, checkpoint: Path) -> StreamingQuery:
+    records = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    writer = records.selectExpr("1 / (value - value)").writeStream.queryName(checkpoint.name).format("noop")
+    return writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+def test_a_query_that_waits_for_room_is_not_stalled(busy, control: Control, lease: Lease) -> None:
+    stop = threading.Event()
+    query, batches = busy(stop, enough=ENDLESS)
+    batches.waits_for_room = True
+    watch = driver._Watch([(query, batches)], lease, unasked)
+    began = watch._progress[0].stepped
+    try:
+        wait_until(lambda: time.time() > began, "the clock moves")
+        watch.show()
+        assert lease._beat.queries[0].stepped > began
+    finally:
+        batches.waits_for_room = False
+        stop.set()
+        run([(query, batches)], lease, stop)
+
+
+def test_a_receipt_that_finds_no_room_hides_no_error(control: Control, tmp_path: Path) -> None:
+    """The folder of the job is a file: as on a full disk nothing can be written into it."""
+    settings = replace(Settings.from_env({}), lake_root=tmp_path)
+
+    def work(lease: Lease, stop: threading.Event) -> Ending:
+        folder = tmp_path / control_of("failing")
+        folder.rename(tmp_path / "aside")
+        folder.touch()
+        raise ValueError("batch 2 is broken")
+
+    with pytest.raises(ValueError, match="batch 2 is broken"):
+        driver.supervised(settings, "failing", work)
+
+
+def test_a_driver_that_is_overtaken_stops_its_queries(busy, control: Control, lease: Lease) -> None:
+    stop = threading.Event()
+    query, batches = busy(stop, enough=ENDLESS)
+    wait_until(lambda: bool(batches.seen), "the first batch", 60)
+    control.end(lease.epoch, Receipt(time=time.time(), clean=False, cause="declared dead"))
+    with pytest.raises(LeaseLostError):
+        run([(query, batches)], lease, stop)
+
+
+def test_a_driver_that_ends_looks_whether_it_was_overtaken(
+    busy, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its heartbeat has not seen it yet: it must not say that it ended in order."""
+    monkeypatch.setattr(control_module, "BEAT_SECONDS", 600)
+    lease, stop = Lease.acquire(control, {}), threading.Event()
+    control.end(lease.epoch, Receipt(time=time.time(), clean=False, cause="declared dead"))
+    with pytest.raises(LeaseLostError):
+        run([busy(stop)], lease, stop)
+    assert not lease.is_lost
+    lease.release(Receipt(time=time.time(), clean=True, cause="end of the test"))
+
+
+class Away(Documents):
+    """A store that does not answer for a while."""
+
+    away = threading.Event()
+
+    def exists(self, name: str) -> bool:
+        if self.away.is_set():
+            raise OSError(5, "Input/output error")
+        return super().exists(name)
+
+
+def test_a_control_folder_that_does_not_answer_for_a_while_ends_nobody(busy, control: Control) -> None:
+    documents = Away(MemoryStore())
+    lease, stop = Lease.acquire(Control(documents, JOB), {}), threading.Event()
+    query, batches = busy(stop, enough=ENDLESS)
+
+    def watch() -> None:
+        try:
+            documents.away.set()
+            count = len(batches.seen)
+            wait_until(lambda: len(batches.seen) > count + 5, "some batches", 60)
+        finally:
+            documents.away.clear()
+            stop.set()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    ending = run([(query, batches)], lease, stop)
+    watching.join()
+    assert ending.why == "stopped by a signal"
+    assert ending.batches["numbers"] >= 5
+    lease.release(Receipt(time=time.time(), clean=True, cause="end of the test"))
+
+
+def test_a_query_that_has_read_all_ends_by_itself(spark: SparkSession, lease: Lease, tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "one.txt").write_text("a\nb\n")
+    stop = threading.Event()
+    batches = Counting.new(stop, tmp_path / "lines", enough=ENDLESS)
+    writer = spark.readStream.text(str(tmp_path / "records")).writeStream.foreachBatch(batches)
+    writer = writer.option("checkpointLocation", str(tmp_path / "lines")).trigger(availableNow=True)
+    ending = run([(writer.start(), batches)], lease, stop)
+    assert ending == Ending(why="caught up", batches={"lines": 0}, offsets={"lines": {0: 1}})
+
+
+# -- The control folder --
+
+
+def test_a_request_in_the_control_folder_stops_it(busy, control: Control, lease: Lease) -> None:
+    stop = threading.Event()
+    query, batches = busy(stop, enough=ENDLESS)
+    control.ask_to_stop(lease.epoch, Stop(time=time.time(), by="an operator"))
+    ending = run([(query, batches)], lease, stop)
+    assert ending.why == "stopped by an operator"
+    assert ending.batches == ({"numbers": batches.seen[-1]} if batches.seen else {})
+
+
+def test_a_drain_ends_at_the_offsets_seen_when_it_was_first_asked(busy, control: Control, lease: Lease) -> None:
+    """The topics go on growing: a later look at their ends would never be reached."""
+    stop = threading.Event()
+    one, other = busy(stop, "one", enough=ENDLESS), busy(stop, "other", enough=ENDLESS)
+    first: list[Offsets] = []
+
+    def ends() -> Offsets:
+        if first:
+            return {topic: {0: ENDLESS} for topic in ("one", "other")}
+        # The second partition is empty: nothing of it is waited for.
+        first.append({"one": {0: len(one[1].seen) + 3, 1: 0}, "other": {0: len(other[1].seen) + 20, 1: 0}})
+        return first[0]
+
+    control.ask_to_stop(lease.epoch, Stop(time=time.time(), by="an operator", drain=True))
+    ending = run([one, other], lease, stop, ends)
+    assert ending.why == "drained and stopped by an operator"
+    assert all(ending.offsets[topic][0] >= wanted[0] for topic, wanted in first[0].items())
+    assert all(ending.offsets[topic][0] < wanted[0] + 100 for topic, wanted in first[0].items())
+
+
+def test_what_is_drained_already_stops_at_once(busy, control: Control, lease: Lease) -> None:
+    control.ask_to_stop(lease.epoch, Stop(time=time.time(), by="an operator", drain=True))
+    stop = threading.Event()
+    ending = run([busy(stop, enough=ENDLESS)], lease, stop, lambda: {"numbers": {0: 0}})
+    assert ending.why == "drained and stopped by an operator"
+
+
+def test_a_drain_asks_again_while_kafka_does_not_answer(busy, control: Control, lease: Lease) -> None:
+    silent = iter([True, True])
+
+    def ends() -> Offsets:
+        if next(silent, False):
+            raise KafkaTimeoutError
+        return {"numbers": {0: 1}}
+
+    control.ask_to_stop(lease.epoch, Stop(time=time.time(), by="an operator", drain=True))
+    stop = threading.Event()
+    assert run([busy(stop, enough=ENDLESS)], lease, stop, ends).why == "drained and stopped by an operator"
+    assert next(silent, None) is None
+
+
+def test_a_drain_whose_patience_is_over_stops_undrained(busy, control: Control, lease: Lease) -> None:
+    control.ask_to_stop(lease.epoch, Stop(time=time.time(), by="an operator", seconds=1.0, drain=True))
+    stop = threading.Event()
+    asked = time.monotonic()
+    ending = run([busy(stop, enough=ENDLESS)], lease, stop, lambda: {"numbers": {0: ENDLESS}})
+    assert ending.why == "stopped by an operator, not yet drained"
+    assert 0.9 < time.monotonic() - asked < 30
+
+
+def test_a_drain_in_vain_is_hurried_by_a_later_request(busy, control: Control, lease: Lease) -> None:
+    stop, drains = threading.Event(), threading.Event()
+
+    def ends() -> Offsets:
+        drains.set()
+        control.ask_to_stop(lease.epoch, Stop(time=time.time(), by="somebody in a hurry"))
+        return {"numbers": {0: ENDLESS}}
+
+    control.ask_to_stop(lease.epoch, Stop(time=time.time(), by="an operator", drain=True))
+    ending = run([busy(stop, enough=ENDLESS)], lease, stop, ends)
+    assert drains.is_set()
+    assert ending.why == "stopped by somebody in a hurry"
+
+
+def test_the_heartbeat_tells_what_spark_says_of_the_queries(busy, control: Control, lease: Lease) -> None:
+    stop, before, seen = threading.Event(), time.time(), []
+
+    def watch() -> None:
+        """Stop the driver as soon as its heartbeat knows of a batch."""
+        try:
+            wait_until(lambda: shows_a_batch(control.epoch(1)), "a beat with progress", 30)
+            seen.append(control.epoch(1))
+        finally:
+            stop.set()
+
+    query, batches = busy(stop, enough=ENDLESS)
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        run([(query, batches)], lease, stop)
+    finally:
+        stop.set()
+        thread.join()
+    ((told,),) = [epoch.beat.queries for epoch in seen]
+    assert (told.topic, told.rows, told.lag) == ("numbers", 1, None)
+    assert 2 <= told.batch <= batches.finished
+    assert before < told.stepped < time.time()
+    assert told.batch_seconds > 0
+    assert told.rows_per_second > 0
+    wait_until(lambda: control.epoch(1).phase is Phase.STOPPING, "the last beat", 10)
+
+
+def shows_a_batch(epoch: Epoch) -> bool:
+    return (
+        epoch.phase is Phase.RUNNING and epoch.beat is not None and any((q.batch or 0) > 1 for q in epoch.beat.queries)
+    )
+
+
+@pytest.mark.parametrize(
+    ("latest", "end", "lag"),
+    [
+        (None, None, None),
+        ("", "", None),
+        ("null", "null", None),
+        ("null", '{"numbers":{"0":3}}', None),
+        ('{"numbers":{"0":10}}', "null", None),
+        ('{"numbers":{"0":10}}', '{"numbers":{"0":10}}', 0),
+        ('{"numbers":{"0":10,"1":5}}', '{"numbers":{"0":7,"1":5}}', 3),
+        ('{"numbers":{"0":10,"1":5}}', '{"numbers":{"0":7}}', 8),
+    ],
+    ids=["unknown", "empty", "null", "latest is null", "end is null", "caught up", "behind", "a new partition"],
+)
+def test_lag_by_spark_s_account(latest: str | None, end: str | None, lag: int | None) -> None:
+    assert driver._lag(latest, end) == lag
+
+
+# -- The receipt --
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return replace(Settings.from_env({}), lake_root=tmp_path, stall_seconds=77)
+
+
+def test_the_receipt_of_an_end_in_order(settings: Settings, control: Control) -> None:
+    ending = Ending(why="caught up", batches={"numbers": 4}, offsets={"numbers": {0: 7, 1: 0}})
+    lived: list[Any] = []
+
+    def work(lease: Lease, stop: threading.Event) -> Ending:
+        lived.append(control.epoch(lease.epoch))
+        return ending
+
+    driver.supervised(settings, JOB, work)
+    (epoch,) = lived
+    assert (epoch.number, epoch.phase, epoch.holder) == (1, Phase.STARTING, Owner.this_process())
+    assert epoch.beat.stall_seconds == 77
+    receipt = control.epoch(1).receipt
+    assert receipt == Receipt(
+        time=receipt.time if receipt else 0,
+        clean=True,
+        cause="caught up",
+        batches=ending.batches,
+        offsets=ending.offsets,
+    )
+    driver.supervised(settings, JOB, work)
+    assert control.newest() == 2
+
+
+def cause_told(settings: Settings, control: Control, error: BaseException) -> str:
+    """What the receipt of a driver says that ended with this error."""
+
+    def work(lease: Lease, stop: threading.Event) -> Ending:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        driver.supervised(settings, JOB, work)
+    assert raised.value is error
+    epoch = control.epoch(control.newest())
+    assert control.health(epoch) is Health.FAILED
+    assert epoch.receipt
+    assert epoch.receipt.batches is epoch.receipt.offsets is None
+    return epoch.receipt.cause
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (Refusal("no topic clicks: run the DAG provision_topics"), "no topic clicks: run the DAG provision_topics"),
+        (LeaseLostError("epoch 1 was overtaken"), "epoch 1 was overtaken"),
+        (driver.StreamFailedError("stream 'a' failed: [X] y"), "stream 'a' failed: [X] y"),
+        (ValueError("batch 2\n is\n\nbroken"), "ValueError: batch 2 is broken"),
+        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (SystemExit(3), "SystemExit: 3"),
+        (MemoryError(), "MemoryError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_the_receipt_of_a_failure(error: BaseException, cause: str, settings: Settings, control: Control) -> None:
+    assert cause_told(settings, control, error) == cause
+
+
+def test_a_long_cause_is_cut(settings: Settings, control: Control) -> None:
+    cause = cause_told(settings, control, ValueError("sea " * 1000))
+    assert cause.startswith("ValueError: sea sea")
+    assert len(cause) <= 600
+
+
+def test_the_receipt_of_one_that_was_declared_dead_stays(settings: Settings, control: Control) -> None:
+    declared = Receipt(time=1.0, clean=False, cause="declared dead")
+
+    def work(lease: Lease, stop: threading.Event) -> Ending:
+        control.end(lease.epoch, declared)
+        lease.check()
+        raise AssertionError("it goes on")
+
+    with pytest.raises(LeaseLostError):
+        driver.supervised(settings, JOB, work)
+    assert control.epoch(1).receipt == declared
+
+
+_EARLY = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from jobs.streaming import driver
+from jobs.settings import Settings
+
+def work(lease, stop):
+    print(lease.epoch, flush=True)
+    assert stop.wait(60)
+    return driver.Ending(why="stopped by a signal", batches={}, offsets={})
+
+driver.supervised(replace(Settings.from_env({}), lake_root=Path(sys.argv[1])), "counting", work)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_there_is_a_session_ends_it_in_order(
+    number: signal.Signals, control: Control, tmp_path: Path
+) -> None:
+    starting = subprocess.Popen([sys.executable, "-c", _EARLY, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert starting.stdout is not None
+        assert starting.stdout.readline() == "1\n"
+        starting.send_signal(number)
+        assert starting.wait(30) == 0
+    finally:
+        starting.kill()
+        starting.communicate()
+    receipt = control.epoch(1).receipt
+    assert receipt
+    assert (receipt.clean, receipt.cause) == (True, "stopped by a signal")
+
+
+def test_the_signals_are_given_back(settings: Settings, control: Control) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    seen: list[Any] = []
+
+    def work(lease: Lease, stop: threading.Event) -> Ending:
+        seen.extend(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT))
+        return Ending(why="caught up", batches={}, offsets={})
+
+    driver.supervised(settings, JOB, work)
+    assert not set(seen) & set(before)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+# What a reader at 3 a.m. has no use for.
+NOISE = ("Traceback", "\n", "Identifier:", "Logical Plan", "Current State", "JVM stacktrace", "\tat ", ".scala:")
+
+
+def assert_readable(cause: str) -> None:
+    assert [noise for noise in NOISE if noise in cause] == [], cause
+    assert len(cause) <= 600
+
+
+def raised_by(action: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        action()
+    return raised.value
+
+
+def test_the_cause_of_a_query_that_failed_is_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    query = broken_query(spark, tmp_path / "broken")
+    raised_by(lambda: query.awaitTermination(60))
+    cause = cause_of(query.exception())
+    assert "[DIVIDE_BY_ZERO] Division by zero." in cause
+    assert_readable(cause)
+
+
+def test_the_cause_of_an_analysis_that_failed_names_its_class(spark: SparkSession) -> None:
+    cause = cause_of(raised_by(lambda: spark.range(1).select("nope")))
+    assert "UNRESOLVED_COLUMN.WITH_SUGGESTION" in cause
+    assert "`nope` cannot be resolved" in cause
+    assert_readable(cause)
+
+
+def test_the_cause_of_an_error_of_java_is_the_innermost(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+
+    def fail() -> None:
+        inner = jvm.java.io.IOException("No space left on device")
+        jvm.java.util.concurrent.CompletableFuture.failedFuture(jvm.java.lang.RuntimeException("outer", inner)).get()
+
+    error = raised_by(fail)
+    assert type(error).__name__ == "Py4JJavaError"
+    assert cause_of(error) == "Spark failed: java.io.IOException: No space left on device"
+
+
+_KILLED = """
+import sys, threading
+from dataclasses import replace
+from pathlib import Path
+import psutil
+from jobs import driver, session
+from jobs.settings import Settings
+from tests.streaming.test_driver import Counting, unasked
+
+folder = Path(sys.argv[1])
+settings = replace(Settings.from_env({}), lake_root=folder, spark_master="local[2]")
+
+def work(lease, stop):
+    with session.opened(settings, "killed") as spark:
+        batches = Counting.new(threading.Event(), folder / "numbers", enough=10**6)
+        records = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        writer = records.writeStream.foreachBatch(batches).option("checkpointLocation", str(folder / "numbers"))
+        query = writer.start()
+        while not batches.seen:
+            assert query.isActive
+        (jvm,) = [child for child in psutil.Process().children(recursive=True) if "java" in child.name()]
+        threading.Timer(1.0, jvm.kill).start()
+        return driver.run([(query, batches)], lease, stop, unasked)
+
+driver.supervised(settings, "counting", work)
+"""
+
+
+def test_a_driver_whose_jvm_is_killed_says_so_and_ends(settings: Settings, control: Control, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr[-4000:]
+    receipt = control.epoch(1).receipt
+    assert receipt, done.stderr[-4000:]
+    assert not receipt.clean
+    assert receipt.cause == (
+        "Spark's JVM does not answer any more (killed, or out of memory): the end of the driver's log says more"
+    )

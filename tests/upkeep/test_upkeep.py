@@ -1,0 +1,147 @@
+"""What is over and grows beside the tables goes after its time, and nothing else does."""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jobs.control import incidents as incidents_module
+from jobs.control.incidents import Incidents
+from jobs.finality import planning
+from jobs.finality.runs import RunFolder, slices_left
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.spec import INCIDENTS
+from jobs.settings import KeptDays
+from jobs.storage.documents import Documents
+from jobs.upkeep import old_files as upkeep
+from jobs.upkeep.old_files import look_after
+from tests.lake.delta.test_freeing import with_replaced_files
+from tests.lake.test_final import plan_of, work_of
+from tests.lake.test_tables import rows
+
+SUM = PIPELINES["rolling_sum"]
+DAYS = 24 * 3600.0
+KEPT = KeptDays(incidents=90, logs=7)
+
+
+def removed(lake: Path) -> dict[str, tuple[int, int]]:
+    """Files and bytes, of each kind of which something was removed."""
+    return {each.what: (each.files, each.bytes) for each in look_after(lake, KEPT) if each.files}
+
+
+def plant(*files: Path) -> None:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("ten bytes.")
+
+
+def after(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
+    """As if so many days had passed: when a file was moved cannot be set back."""
+    moment = time.time() + days * DAYS
+    for module in (upkeep, incidents_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: moment))
+
+
+def test_of_an_empty_lake_nothing_is_removed(tmp_path: Path) -> None:
+    assert removed(tmp_path / "nowhere") == {}
+
+
+def test_what_was_put_aside_goes_after_a_month_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = [
+        tmp_path / "checkpoints" / "_aside" / "ingest-numbers-20260101" / "offsets" / "7",
+        tmp_path / "checkpoints" / "ingest" / "numbers" / "_aside" / "offsets-7-a",
+        tmp_path / "checkpoints" / "word_count" / "_aside" / "commits-7-a",
+        tmp_path / "live" / "word_count" / "_aside" / "00000000000000000007.json-a",
+    ]
+    stay = [
+        tmp_path / "live" / "word_count" / "slice=a" / "a.parquet",
+        tmp_path / "checkpoints" / "a" / "offsets" / "7",
+    ]
+    plant(*aside, *stay)
+    os.utime(aside[-1], (0, 0))
+    after(monkeypatch, 29)
+    assert removed(tmp_path) == {}
+    after(monkeypatch, 31)
+    assert removed(tmp_path) == {"what was put aside": (4, 40)}
+    assert removed(tmp_path) == {}
+    assert all(file.is_file() for file in stay)
+
+
+def test_files_that_no_reader_needs_go_though_their_table_is_not_written_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "live" / "rolling_sum"
+    with_replaced_files(path)
+    files, bytes_ = removed(tmp_path)["files of tables that no reader needs"]
+    assert files == 5
+    assert bytes_ > 0
+    assert rows(path) == list(range(5))
+    assert removed(tmp_path) == {}
+
+
+def test_copies_of_unreadable_documents_go_with_the_incidents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = Documents.at(tmp_path / "control" / "ingest")
+    documents.create("torn", {})
+    (tmp_path / "control" / "ingest" / "torn").write_text("")
+    assert documents.read("torn") is None
+    after(monkeypatch, 89)
+    assert removed(tmp_path) == {}
+    after(monkeypatch, 91)
+    assert removed(tmp_path) == {"copies of unreadable documents": (1, 0)}
+
+
+def test_incidents_go_and_so_do_pages_of_what_runs_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    incidents = Incidents.of(tmp_path)
+    incidents.open("check.gone.served", "a key is null")
+    incidents.close("check.gone.served", "it passes")
+    incidents.settle(incidents.untold()[0], ())
+    plant(tmp_path / "quality" / "check_gone" / "r-1.html")
+    after(monkeypatch, 6)
+    assert removed(tmp_path) == {}
+    after(monkeypatch, 8)
+    assert removed(tmp_path) == {"pages about audits and checks": (1, 10)}
+    after(monkeypatch, 91)
+    assert removed(tmp_path) == {"incidents": (3, 0)}
+    assert not list((tmp_path / INCIDENTS).iterdir())
+
+
+def test_run_folders_go_when_nobody_plans(tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder.path.mkdir(parents=True)
+    folder.end()
+    plant(folder.path / "windows-1" / "slice=a" / "a.parquet")
+    assert removed(tmp_path) == {}
+    os.utime(folder.path / "ended.json", (0, 0))
+    assert removed(tmp_path) == {"run folders": (2, 12)}
+    assert not folder.path.exists()
+
+
+def test_the_folder_of_a_run_that_died_stays_until_a_plan_has_seen_it(tmp_path: Path) -> None:
+    """While no plan runs, it alone tells of an old slice that was to be published again."""
+    folder = RunFolder.of(tmp_path, SUM, "died")
+    folder.begin(plan_of("died", work_of("20200101T000000Z")))
+    os.utime(folder.path / "plan.json", (1, 1))
+    assert removed(tmp_path) == {}
+    assert slices_left(tmp_path, SUM) == {"20200101T000000Z"}
+
+
+def test_whose_lease_is_held_is_left_to_the_next_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder.path.mkdir(parents=True)
+    folder.end()
+    os.utime(folder.path / "ended.json", (0, 0))
+    monkeypatch.setattr(planning, "LEASE_PATIENCE_SECONDS", 0.0)
+    with planning.writing(tmp_path, SUM.recompute_job):
+        assert removed(tmp_path) == {}
+    assert folder.path.exists()
+    assert removed(tmp_path) == {"run folders": (1, 2)}
+
+
+def test_a_plan_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder.path.mkdir(parents=True)
+    (folder.path / "plan.json").write_text("")
+    assert removed(tmp_path) == {}
+    assert [incident.closed for incident in Incidents.of(tmp_path).all()] == [True]
