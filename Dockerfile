@@ -1,5 +1,5 @@
 # Every image of docker-compose.yml, from one base: `docker compose build` makes them all. What the platform runs is
-# pinned: Python packages in requirements.lock, jars in local/jars.toml. Debian's packages are those of its stable
+# pinned: Python packages in requirements.lock, jars in local/jars/jars.toml. Debian's packages are those of its stable
 # release, with their security updates.
 
 FROM debian:bookworm-slim AS base
@@ -40,12 +40,12 @@ RUN /opt/uv/bin/uv venv --quiet --python /usr/bin/python3 .venv \
     && /opt/uv/bin/uv pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock
 # Before the code, which changes more often: fetched once.
 COPY jobs/refusal.py ./jobs/
-COPY local/jars.py local/jars.toml local/java.py local/lock.py ./local/
+COPY local/jars/fetch.py local/jars/jars.toml local/jars/java.py local/jars/lock.py ./local/jars/
 # Where Maven Central cannot be reached as it is: a mirror, or Java's words for a proxy.
 ARG TIDELINE_MAVEN_URL
 ARG JAVA_TOOL_OPTIONS
-RUN .venv/bin/python -c "import pathlib; from os import environ; from local import jars; \
-    jars.fetch(pathlib.Path(environ['TIDELINE_JARS']), mirror=environ.get('TIDELINE_MAVEN_URL') or None)"
+RUN .venv/bin/python -c "import pathlib; from os import environ; from local.jars import fetch; \
+    fetch.fetch(pathlib.Path(environ['TIDELINE_JARS']), mirror=environ.get('TIDELINE_MAVEN_URL') or None)"
 COPY LICENSE README.md pyproject.toml requirements-dev.lock ./
 COPY local ./local
 COPY jobs ./jobs

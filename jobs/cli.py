@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jobs.airflow_api.client import AirflowApi
     from jobs.pipelines.spec import Pipeline
     from jobs.streaming.fleet import Fleet
-    from local.stack import Stack
+    from local.platform.stack import Stack
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 errors = Console(stderr=True)
@@ -175,8 +175,8 @@ def _steps(title: str) -> Iterator[Callable[[str], None]]:
 
 
 def _stack() -> "Stack":
-    from local.settings import StackSettings
-    from local.stack import Stack
+    from local.platform.settings import StackSettings
+    from local.platform.stack import Stack
 
     return Stack(StackSettings.from_env())
 
@@ -184,7 +184,7 @@ def _stack() -> "Stack":
 @app.command()
 def up() -> None:
     """Start the platform: broker and Airflow. Harmless when it runs, heals it when a part died."""
-    from local.report import addresses
+    from local.platform.report import addresses
 
     stack = _stack()
     with _steps("starting") as step:
@@ -203,7 +203,7 @@ def down() -> None:
 @app.command()
 def status(output: _Format = Output.TABLE) -> None:
     """Show the parts of the platform, their health and memory; exit code 1 unless all of them are healthy."""
-    from local.report import as_rows, status_table
+    from local.platform.report import as_rows, status_table
 
     parts = _stack().status()
     if output is Output.JSON:
@@ -217,8 +217,8 @@ def status(output: _Format = Output.TABLE) -> None:
 @app.command()
 def doctor() -> None:
     """Check the environment: Python, Spark, Java, disk, ports, lake, jars; exit code 1 if something is wrong."""
-    from local.doctor import checks
-    from local.settings import StackSettings
+    from local.platform.doctor import checks
+    from local.platform.settings import StackSettings
 
     wrong = 0
     for name, check in checks(StackSettings.from_env()).items():
@@ -236,8 +236,8 @@ def demo(
     broken: Annotated[bool, typer.Option("--break", help="Then send a bad batch, and show how it is blocked.")] = False,
 ) -> None:
     """Start everything, feed it, and show live windows turn final; leaves the platform running."""
-    from local import demo as shows
-    from local import demo_break
+    from local.demo import mad_sensor as demo_break
+    from local.demo import run as shows
 
     shows.run(_stack(), Console())
     if broken:
@@ -249,9 +249,9 @@ def jars(
     verify: Annotated[bool, typer.Option("--verify", help="Only check what is there; fetch nothing.")] = False,
 ) -> None:
     """Fetch the jars that Spark and the broker need, once, and check their sums."""
-    from local import classes
-    from local import jars as declared
-    from local.settings import StackSettings
+    from local.jars import classes
+    from local.jars import fetch as declared
+    from local.platform.settings import StackSettings
 
     settings = StackSettings.from_env()
     folder = settings.jobs.jars
@@ -628,8 +628,9 @@ def bench(
     ] = 365,
 ) -> None:
     """Measure our jobs beside plain Spark and DuckDB, and freshness; a whole run writes docs/benchmarks.md."""
-    from local import bench as measure
-    from local import bench_report, bench_year_report
+    from local.bench import report as bench_report
+    from local.bench import run as measure
+    from local.bench import year_report as bench_year_report
 
     # As Ctrl-C does, so that brokers and sessions end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -668,8 +669,8 @@ def soak(
     ] = None,
 ) -> None:
     """Run three pipelines with recompute on a platform of its own; exit code 1 if the tide line falls behind."""
-    from local import soak as watch
-    from local import soak_report
+    from local.soak import report as soak_report
+    from local.soak import run as watch
 
     # As Ctrl-C does, so that the platform ends with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

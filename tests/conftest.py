@@ -12,7 +12,7 @@ from kafka import KafkaProducer
 from jobs import pipelines
 from jobs.broker import kafka, topics
 from jobs.settings import KafkaSettings, Settings
-from local.broker import Broker
+from local.platform.broker import Broker
 from tests import processes
 from tests.judges.oracle import Record
 

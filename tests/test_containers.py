@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from jobs.settings import PROJECT, Settings, fast_local_files, read_env_file
-from local.airflow import CHATTY, Airflow
 from local.containers import airflow as container
-from local.executor import LocalExecutor
-from local.process import Service, is_alive, kill, marked
-from local.settings import StackSettings
+from local.platform.airflow import CHATTY, Airflow
+from local.platform.executor import LocalExecutor
+from local.platform.process import Service, is_alive, kill, marked
+from local.platform.settings import StackSettings
 from tests import processes
 
 COMPOSE: dict[str, Any] = yaml.safe_load((PROJECT / "docker-compose.yml").read_text())
@@ -211,7 +211,7 @@ def test_executors_open_files_as_a_bench_cluster_does():
 
 
 def jars_declaration() -> str:
-    return (PROJECT / "local" / "jars.toml").read_text()
+    return (PROJECT / "local" / "jars" / "jars.toml").read_text()
 
 
 def test_secrets_become_settings(tmp_path):
@@ -259,7 +259,7 @@ _HOLD = """
 import os, sys
 from pathlib import Path
 from local.containers.airflow import hold
-from local.process import marked
+from local.platform.process import marked
 sys.exit(hold(sys.argv[2:], os.environ, lambda: marked(Path(sys.argv[1]))))
 """
 

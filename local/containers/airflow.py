@@ -18,9 +18,9 @@ import psutil
 from jobs.airflow_api.client import AirflowApi
 from jobs.refusal import Refusal
 from jobs.settings import Settings
-from local.airflow import airflow_command, preparations, write_private
-from local.drivers import end_drivers
-from local.process import kill, kill_session, terminate, wait_gone
+from local.platform.airflow import airflow_command, preparations, write_private
+from local.platform.drivers import end_drivers
+from local.platform.process import kill, kill_session, terminate, wait_gone
 
 SECRETS = Path("/run/secrets")
 POOLS = {"tideline_recompute": "TIDELINE_RECOMPUTE_SLOTS", "tideline_account": "TIDELINE_ACCOUNT_SLOTS"}
@@ -81,7 +81,7 @@ def _demo(env: Mapping[str, str]) -> int:
     from rich.console import Console
 
     from jobs.lake.query import Lake
-    from local import demo
+    from local.demo import run as demo
 
     try:
         with AirflowApi.from_env(env) as api:

@@ -11,7 +11,7 @@ from jobs.broker import kafka
 from jobs.broker.kafka import admin, client_options, spark_options
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
-from local.ports import free_port
+from local.platform.ports import free_port
 
 SASL = KafkaSettings(
     bootstrap="b:1", security_protocol="SASL_SSL", sasl_mechanism="PLAIN", username="u", password="p", ssl_cafile=None

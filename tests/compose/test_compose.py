@@ -28,7 +28,7 @@ from jobs.pipelines import INGEST, PIPELINES, topics
 from jobs.pipelines.slices import slice_at
 from jobs.pipelines.spec import dag_id_of
 from jobs.settings import PROJECT, KafkaSettings
-from local.ports import free_ports
+from local.platform.ports import free_ports
 from tests import processes
 from tests.judges import oracle
 

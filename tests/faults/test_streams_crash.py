@@ -20,7 +20,7 @@ from jobs.broker import kafka
 from jobs.control.folder import Control
 from jobs.settings import Settings
 from jobs.traffic.generator import records as traffic
-from local.broker import Broker
+from local.platform.broker import Broker
 from tests import processes
 from tests.judges import checker, oracle
 from tests.judges.oracle import Record

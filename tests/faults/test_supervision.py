@@ -27,11 +27,11 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.spec import checkpoint_of, dag_id_of
 from jobs.streaming.fleet import Fleet
 from jobs.traffic import generator as traffic
-from local.drivers import is_driver
-from local.ports import free_ports
-from local.process import kill, marked, session_of
-from local.settings import StackSettings
-from local.stack import Stack
+from local.platform.drivers import is_driver
+from local.platform.ports import free_ports
+from local.platform.process import kill, marked, session_of
+from local.platform.settings import StackSettings
+from local.platform.stack import Stack
 from tests.judges import checker, oracle
 from tests.small_disk import can_mount, fill, small_disk
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.settings import PROJECT, KafkaSettings
-from local.broker import Broker
+from local.platform.broker import Broker
 
 HERE = Path(__file__).parent
 Run = Callable[..., dict[str, Any]]

@@ -8,9 +8,9 @@ from kafka import KafkaProducer
 from jobs.broker.kafka import admin
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
-from local.broker import Broker
-from local.ports import is_free
-from local.process import marked
+from local.platform.broker import Broker
+from local.platform.ports import is_free
+from local.platform.process import marked
 from tests.judges import oracle
 
 pytestmark = pytest.mark.integration

@@ -21,10 +21,10 @@ from jobs.pipelines import PIPELINES, STREAMS
 from jobs.pipelines.slices import slice_at
 from jobs.refusal import Refusal
 from jobs.streaming import ingest
-from local.ports import free_ports, is_free
-from local.process import kill, marked, session_of
-from local.settings import StackSettings
-from local.stack import Stack
+from local.platform.ports import free_ports, is_free
+from local.platform.process import kill, marked, session_of
+from local.platform.settings import StackSettings
+from local.platform.stack import Stack
 from tests import batch, processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

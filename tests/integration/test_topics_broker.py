@@ -44,9 +44,9 @@ from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from jobs.streaming import reset
 from jobs.traffic import generator as traffic
-from local.broker import Broker
 from local.kafka_rights import Right, rights
-from local.ports import LOOPBACK, free_port
+from local.platform.broker import Broker
+from local.platform.ports import LOOPBACK, free_port
 from tests.conftest import renew_topics
 from tests.processes import wait_until
 

@@ -20,7 +20,7 @@ from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 from jobs.traffic import generator as traffic
 from jobs.traffic.wire import Record
-from local.broker import Broker
+from local.platform.broker import Broker
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.integration

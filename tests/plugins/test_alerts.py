@@ -33,7 +33,7 @@ from jobs.control.folder import Control
 from jobs.control.incidents import Incidents, blocked, crash_loop, failed_run, missed_deadline, stalled
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
-from local.ports import free_port
+from local.platform.ports import free_port
 from tests import processes
 from tideline_airflow import defaults
 from tideline_airflow.notifiers import delivery

@@ -11,7 +11,7 @@ from airflow.sdk import Connection
 from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 
 from jobs.settings import KafkaSettings
-from local.ports import free_port
+from local.platform.ports import free_port
 from tideline_airflow import get_provider_info
 from tideline_airflow.hooks.kafka import KafkaHook, settings_of
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from jobs.storage.bucket import Bucket
-from local.ports import free_port
+from local.platform.ports import free_port
 
 # `moto.server`, as a store would be that does not know the header: it overwrites what it is told to create only. Two
 # first commits of a table that is called `raced` come at the same moment.

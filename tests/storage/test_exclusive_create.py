@@ -17,8 +17,8 @@ from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings
 from jobs.storage.documents import Documents
 from jobs.storage.folders import Folder, folder_at
-from local import doctor
-from local.settings import StackSettings
+from local.platform import doctor
+from local.platform.settings import StackSettings
 from tests.storage.object_store import serving
 from tests.storage.test_folders import _commit, _table, opened_again
 

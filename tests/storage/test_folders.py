@@ -26,7 +26,7 @@ from jobs.storage.documents import Documents
 from jobs.storage.folders import Folder, folder_at, last_written, move, place, remove, write_whole, written
 from jobs.upkeep import old_files as upkeep
 from jobs.upkeep.old_files import look_after
-from local.ports import free_port
+from local.platform.ports import free_port
 from tests.storage.object_store import losing_answers, serving
 
 SUM = PIPELINES["rolling_sum"]

@@ -1,0 +1,1 @@
+"""`tideline bench`: what is measured, beside what, and how it is shown."""

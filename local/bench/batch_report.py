@@ -1,0 +1,145 @@
+"""What the batch half of a benchmark found: the same rows for a terminal and for `docs/benchmarks.md`."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich.table import Table
+
+from local.bench.batch import (
+    GOAL_GROWTH,
+    GOAL_PUBLISH_SECONDS,
+    RIVALS,
+    Batch,
+    Publish,
+    Reading,
+    Restated,
+    Rivalry,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A table, and what one must know to read it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text: str
+
+    def markdown(self) -> str:
+        """For the page."""
+        if not self.rows:
+            return f"## {self.title}\n\nnot measured\n\n{self.text}"
+        lines = [self.columns, ("---", *("---:",) * (len(self.columns) - 1)), *self.rows]
+        drawn = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"## {self.title}\n\n{drawn}\n\n{self.text}"
+
+    def table(self) -> Table:
+        """For people at a terminal."""
+        shown = Table(*self.columns, title=self.title)
+        for row in self.rows:
+            shown.add_row(*row)
+        return shown
+
+
+def sections(batch: Batch) -> list[Section]:
+    """A section for each measurement, whether it was made or not."""
+    return [
+        Section(
+            title="Recompute beside DuckDB",
+            columns=("events", "windows", *(f"{side}, events/s" for side in RIVALS), "ours ÷ DuckDB", "seconds"),
+            rows=tuple(map(_rivalry, batch.rivalries)),
+            text=_RIVALS,
+        ),
+        Section(
+            title="History",
+            columns=(
+                *("history in", "×", "events", "files", "plan, s", "recompute, s", "audit, s", "publish, s"),
+                *("run, s", f"÷ 1 × (goal ≤ {GOAL_GROWTH:g})"),
+            ),
+            rows=tuple(_restated(restated, _base(batch.restated, restated)) for restated in batch.restated),
+            text=_HISTORY,
+        ),
+        Section(
+            title="Publish",
+            columns=(
+                *("window rows", f"commit, s (goal ≤ {GOAL_PUBLISH_SECONDS:g})", "slowest, s"),
+                *("topic, s", "messages/s"),
+            ),
+            rows=tuple(map(_publish, batch.publishes)),
+            text=_PUBLISH,
+        ),
+        Section(
+            title="Reading current windows",
+            columns=("final slices", "windows", "files", "first answer, ms", "newest slice, ms", "all windows, ms"),
+            rows=tuple(map(_reading, batch.readings)),
+            text=_READING,
+        ),
+    ]
+
+
+def tables(batch: Batch) -> list[Table]:
+    """What was measured."""
+    return [section.table() for section in sections(batch) if section.rows]
+
+
+def met(is_met: bool) -> str:
+    """Whether a goal is met, in a word."""
+    return "(met)" if is_met else "(missed)"
+
+
+def _rivalry(rivalry: Rivalry) -> tuple[str, ...]:
+    seconds = "; ".join(f"{side} {_each(rivalry.seconds[side])}" for side in RIVALS)
+    speeds = (f"{rivalry.per_second(side):,.0f}" for side in RIVALS)
+    return f"{rivalry.events:,}", f"{rivalry.windows:,}", *speeds, f"{rivalry.ratio:.2f}", seconds
+
+
+def _base(all_: Iterable[Restated], of: Restated) -> Restated:
+    """What a run is compared with: the shortest history in the same place."""
+    return min((other for other in all_ if other.where == of.where), key=lambda other: other.multiple)
+
+
+def _restated(restated: Restated, base: Restated) -> tuple[str, ...]:
+    growth = restated.seconds / base.seconds
+    said = f"{growth:.2f} {met(growth <= GOAL_GROWTH)}" if restated is not base else "1.00"
+    parts = (f"{median(seconds):.2f}" for seconds in restated.parts.values())
+    counts = (f"{restated.multiple}", f"{restated.events:,}", f"{restated.files:,}")
+    return restated.where, *counts, *parts, f"{restated.seconds:.2f}", said
+
+
+def _publish(publish: Publish) -> tuple[str, ...]:
+    slowest = max(publish.commit_seconds)
+    commit = f"{median(publish.commit_seconds):.3f} {met(slowest <= GOAL_PUBLISH_SECONDS)}"
+    per_second = f"{publish.rows / publish.send_seconds:,.0f}"
+    return f"{publish.rows:,}", commit, f"{slowest:.3f}", f"{publish.send_seconds:.2f}", per_second
+
+
+def _reading(reading: Reading) -> tuple[str, ...]:
+    asked = (f"{median(seconds) * 1000:,.0f}" for seconds in (reading.newest_seconds, reading.all_seconds))
+    counts = (f"{reading.slices:,}", f"{reading.windows:,}", f"{reading.files:,}")
+    return *counts, f"{reading.first_seconds * 1000:,.0f}", *asked
+
+
+def _each(seconds: Sequence[float]) -> str:
+    return ", ".join(f"{took:.2f}" for took in seconds)
+
+
+_RIVALS = """\
+An hour of numbers becomes 60 slices of `rolling_sum`, by the Spark job of `recompute` in a warm session, and by one
+DuckDB statement on all cores, in turns. Both read the same files of `events` and write a file per slice, in order;
+their checksums are compared after every round. Ours also counts the events of each slice, for the audit."""
+_HISTORY = """\
+A slice of a minute is made final again and again, by whole runs (`plan`, `recompute`, `audit`, `publish`) in a warm
+process, in lakes that differ in their history only, in turns; the median run counts. *Other hours*: 1 × is the slice's
+own hour, 10 × are ten such hours. *The same hour*: 1 × is the slice alone, 10 × are ten times its events in its hour.
+All other slices are final. Events came in micro-batches, and their files were merged as `ingest` merges them; *files*
+are all those in the table, of which a run reads the few that can hold its slice."""
+_PUBLISH = """\
+A slice is published again on a day of which every slice is final. *Commit* is all that a reader waits for: from opening
+the table to the one commit that replaces rows and headers. *Topic*: all of the slice's messages, until the broker has
+them; it comes after the commit, and readers of the table do not wait for it."""
+_READING = """\
+A final slice has 6,000 windows of 100 series. Beside the final slices lie live rows: those of the last hour, which are
+superseded and not pruned yet, and two slices that are still live. *First answer*: the newest slice in a new process
+that has DuckDB loaded. Then a warm one, the median of ten: the newest slice, and a count over all windows."""

@@ -1,0 +1,242 @@
+"""What a benchmark found, for a terminal and for `docs/benchmarks.md`."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+from rich.table import Table
+
+from jobs.refusal import Refusal
+from jobs.settings import PROJECT, Settings
+from local.bench import year_report as bench_year_report
+from local.bench.batch import Batch
+from local.bench.batch_report import met, sections, tables
+from local.bench.run import GOAL_P95_SECONDS, GOAL_RATIO, SIDES, Freshness, Race, Results
+from local.bench.scale import WORKERS, Scaled
+from local.bench.year import Year
+from local.jars.java import find_java
+
+PAGE = PROJECT / "docs" / "benchmarks.md"
+_SCALE_BEGIN, _SCALE_END = "<!-- scale -->", "<!-- /scale -->"
+_SCALE = """\
+{begin}
+
+| partitions | 1 worker, records/s | 2 workers, records/s | 2 ÷ 1 |
+| ---: | ---: | ---: | ---: |
+{rows}
+
+{records} numbers are drained by `rolling_sum` on a standalone cluster whose workers have one core each, in a warm
+session; the median of {rounds} drains. Broker, driver and workers share the machine: {machine}; {date}, commit
+{commit}, load average {load}. [Growing](growing.md#what-limits-it-on-one-machine) says what limits it.
+
+{end}"""
+
+
+def table(results: Results) -> Table:
+    """For people at a terminal."""
+    shown = Table("workload", "records", "ours /s", "plain Spark /s", "ratio", title="drains")
+    for race in results.races:
+        shown.add_row(*_row(race))
+    return shown
+
+
+def freshness_line(freshness: Freshness) -> str:
+    """Produced → seen by a query, in one line."""
+    return (
+        f"freshness: p50 {freshness.p50_seconds:.2f} s, p95 {freshness.p95_seconds:.2f} s, "
+        f"p99 {freshness.p99_seconds:.2f} s of {freshness.samples} events ({freshness.lost} not seen); "
+        f"goal p95 ≤ {GOAL_P95_SECONDS:g} s: {met(freshness.p95_seconds <= GOAL_P95_SECONDS and not freshness.lost)}"
+    )
+
+
+def batch_tables(results: Results) -> list[Table]:
+    """What was measured of recompute, a table each."""
+    return tables(results.batch or Batch())
+
+
+def scale_table(scaled: Sequence[Scaled]) -> Table:
+    """What more workers and partitions bring."""
+    shown = Table("partitions", *(f"{workers} × 1 core, /s" for workers in WORKERS), "2 ÷ 1", title="scale")
+    for row in _scale_rows(scaled):
+        shown.add_row(*row)
+    return shown
+
+
+def _scale_rows(scaled: Sequence[Scaled]) -> list[tuple[str, ...]]:
+    found = {(one.partitions, one.workers): one for one in scaled}
+    rows: list[tuple[str, ...]] = []
+    for partitions in sorted({one.partitions for one in scaled}):
+        one, two = (found[partitions, workers].per_second for workers in WORKERS)
+        rows.append((str(partitions), f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}"))
+    return rows
+
+
+def write_scale(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
+    """Replace its part of the page, and no other."""
+    _replace(page, _SCALE_BEGIN, _SCALE_END, _scale_part(results, settings, rounds))
+
+
+def write_year(year: Year, results: Results, settings: Settings, page: Path = PAGE) -> None:
+    """Replace its part of the page, and no other."""
+    where = _YEAR_WHERE.format(**_where(results, settings))
+    _replace(page, bench_year_report.BEGIN, bench_year_report.END, bench_year_report.part(year, where))
+
+
+def _replace(page: Path, begin: str, end: str, part: str) -> None:
+    head, begins, rest = page.read_text().partition(begin)
+    _, ends, tail = rest.partition(end)
+    if not begins or not ends:
+        raise Refusal(f"{page} has no part between {begin} and {end}: write it whole by `make bench`")
+    page.write_text(head + part + tail)
+
+
+def _year_part(page: Path) -> str:
+    """As it is in a page: a whole run does not measure it."""
+    begin, end = bench_year_report.BEGIN, bench_year_report.END
+    _, begins, rest = (page.read_text() if page.exists() else "").partition(begin)
+    kept, ends, _ = rest.partition(end)
+    return f"{begin}{kept}{end}" if begins and ends else f"{begin}\n\nnot measured\n\n{end}"
+
+
+def _scale_part(results: Results, settings: Settings, rounds: int) -> str:
+    if not results.scaled:
+        return f"{_SCALE_BEGIN}\n\nnot measured\n\n{_SCALE_END}"
+    facts = _where(results, settings)
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in _scale_rows(results.scaled))
+    records = f"{results.scaled[0].records:,}"
+    return _SCALE.format(begin=_SCALE_BEGIN, end=_SCALE_END, rows=rows, records=records, rounds=rounds, **facts)
+
+
+def write(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
+    """Replace the page by these results."""
+    page.write_text(_PAGE.format(**_facts(results, settings, rounds), year=_year_part(page)))
+
+
+def _row(race: Race) -> tuple[str, ...]:
+    ours, plain = (f"{race.per_second(side):,.0f}" for side in SIDES)
+    return race.workload, f"{race.records:,}", ours, plain, f"{race.ratio:.2f} {met(race.ratio >= GOAL_RATIO)}"
+
+
+def _facts(results: Results, settings: Settings, rounds: int) -> dict[str, object]:
+    drains = "\n".join(f"| {' | '.join(_row(race))} |" for race in results.races)
+    each = "\n".join(
+        f"| {race.workload} | {side} | {', '.join(f'{seconds:.2f}' for seconds in race.seconds[side])} |"
+        for race in results.races
+        for side in SIDES
+    )
+    return {
+        **_where(results, settings),
+        "spark": f"{settings.spark_master}, {settings.driver_memory} of memory",
+        "rounds": rounds,
+        "drains": drains,
+        "each": each,
+        "ratio": GOAL_RATIO,
+        "freshness": freshness_line(results.freshness) if results.freshness else "not measured",
+        "batch": "\n\n".join(section.markdown() for section in sections(results.batch or Batch())),
+        "scale": _scale_part(results, settings, rounds),
+    }
+
+
+def _where(results: Results, settings: Settings) -> dict[str, str]:
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB memory",
+        "system": f"{platform.system()} {platform.release()}",
+        "load": f"{results.load_before:.2f} before, {results.load_after:.2f} after",
+        "versions": ", ".join(_versions(settings)),
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    models = info.read_text().splitlines() if info.exists() else []
+    named = [line.partition(":")[2].strip() for line in models if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _versions(settings: Settings) -> list[str]:
+    pinned = (jar.stem.rpartition("-") for jar in sorted(settings.jars.glob("*/*.jar")))
+    jars = [f"{name} {number}" for name, _, number in pinned if name.startswith(("delta-spark", "kafka_2"))]
+    packages = [f"{name} {version(name)}" for name in ("pyspark", "deltalake", "duckdb", "kafka-python")]
+    return [f"Python {platform.python_version()}", f"Java {find_java(os.environ).major}", *packages, *jars]
+
+
+def _commit() -> str:
+    ran = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    return ran.stdout.strip() or "unknown"
+
+
+_YEAR_WHERE = "On {machine}; {date}, commit {commit}, load average {load}."
+
+_PAGE = """\
+# Benchmarks
+
+This page is written by `make bench`. Do not edit it.
+
+## Drains
+
+Each side drains the same new records from one broker in a warm session, in turns; the median of {rounds} drains counts.
+A drain begins when the job is told to start and ends when every record is committed.
+
+| workload | records per drain | ours, records/s | plain Spark, records/s | ours ÷ plain (goal ≥ {ratio}) |
+|---|---:|---:|---:|---:|
+{drains}
+
+| workload | side | seconds of each drain |
+|---|---|---|
+{each}
+
+`ingest` reads `numbers` and `lines`, `rolling_sum` numbers, `word_count` lines. *Ours* is the job as it is shipped,
+with everything switched on: strict parsing, quarantine, the lease, the start checks, offsets and watermark in each
+commit, the output topic. *Plain* (`local/bench/plain.py`) is a tuned Spark job without any of that: it parses with
+`from_json`, aggregates, appends to Delta and sends the same rows to a topic. Both read with the same fetch sizes, two
+shuffle partitions, RocksDB state with changelog checkpoints and the parallel garbage collector. Ours alone writes its
+files without a process for each (docs/decisions/0005) and sends batches of 256 KiB to the topic instead of 16.
+After the last drain the tables of both sides are compared: they must have counted every record.
+
+## More workers, more partitions
+
+{scale}
+
+## Freshness
+
+{freshness}
+
+1,000 numbers per second flow into `rolling_sum`. Four times a second on average, at random moments, one more event of
+a series of its own is produced; a warm process asks the query function for it until it is seen. The load, the stream,
+the broker and the asking process share the machine.
+
+{batch}
+
+## A year without a hand
+
+{year}
+
+## Where
+
+| | |
+|---|---|
+| date | {date} |
+| machine | {machine} |
+| system | {system} |
+| load average (1 minute) | {load} |
+| versions | {versions} |
+| commit | {commit} |
+| Spark | {spark} |
+
+## Repeat it
+
+`make bench` (about half an hour on a quiet machine). `tideline bench --records 50000 --only rolling_sum` is a quick
+look: it prints, and leaves this page alone. `--only` takes `ingest`, `rolling_sum`, `word_count`, `freshness`,
+`scale`, `recompute`, `history`, `publish` and `reading`; `scale` alone replaces its part of this page, and so does
+`year`, which takes the better part of an hour and is measured only when it is asked for: `tideline bench --only year`.
+How the platform does for hours is another question: `make soak`.
+"""

@@ -1,0 +1,311 @@
+"""A year of 1-minute slices, simulated: do plans, pages, queries, memory and the disk stay as they were after a month?
+
+Three pipelines and their two sources are written by a process each. Then the lake is looked at by
+processes of their own, while nobody writes.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+import pyarrow as pa
+
+from jobs import session
+from jobs.broker.kafka import admin, require
+from jobs.broker.streams import arrow_schema
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import Slice, slices_between
+from jobs.pipelines.spec import HOUR_MS, Pipeline
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.streaming.ingest import landed
+from local.bench.lake import RECORDS
+from local.bench.year_clock import Clock, simulated
+from local.bench.year_files import Files, Follower, Usage, largest_checkpoint, usage
+from local.bench.year_lake import EventsYear, PipelineYear, UpkeepYear, Writer, over_seconds
+from local.bench.year_look import LOOKS
+
+YEAR = "year"
+DAYS = 365
+POINTS = (1, 30, 365)
+DAY_MS = 24 * 3600 * 1000
+MINUTE_MS = 60_000
+
+Report = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """How many slices share a commit: one before each point, an hour's before that, and else a day's."""
+
+    one_by_one_minutes: int = 360
+    hourly_minutes: int = 2 * 24 * 60
+    hour: int = 60
+    far: int = 1440
+
+    def steps(self, from_ms: int, to_ms: int) -> Iterator[list[Slice]]:
+        """The steps of a stretch that ends at a point."""
+        one_ms = max(from_ms, to_ms - self.one_by_one_minutes * MINUTE_MS)
+        hour_ms = max(from_ms, to_ms - self.hourly_minutes * MINUTE_MS)
+        for begin_ms, end_ms, size in ((from_ms, hour_ms, self.far), (hour_ms, one_ms, self.hour), (one_ms, to_ms, 1)):
+            slices = slices_between(_ANY, begin_ms, end_ms)
+            yield from (slices[at : at + size] for at in range(0, len(slices), size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """Looks of one kind, each in a new process: seconds, and the most memory that the process has had."""
+
+    seconds: float
+    peak_bytes: int
+    own_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The lake after so many days: what lies on the disk, and what the slowest pipeline's readers pay."""
+
+    day: int
+    slices: int
+    usage: Mapping[str, Usage]
+    files: Files
+    checkpoint_bytes: int
+    looks: Mapping[str, Looked]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Year:
+    """What was found, and what was asked for."""
+
+    points: tuple[Point, ...]
+    cadence: Cadence
+    pipelines: tuple[str, ...]
+    rounds: int
+
+
+_ANY = next(iter(PIPELINES.values()))
+
+
+def points_of(days: int) -> list[int]:
+    """When it is measured: as the issue of growth is judged, and at the end."""
+    return sorted({day for day in (*POINTS, days) if day <= days})
+
+
+def run(
+    settings: Settings,
+    report: Report,
+    *,
+    days: int = DAYS,
+    pipelines: Sequence[str] = tuple(PIPELINES),
+    cadence: Cadence = Cadence(),
+    rounds: int = 3,
+) -> Year:
+    """Simulate, and measure at each point. The simulated year ends with yesterday."""
+    if any(pipeline.slice_seconds * 1000 != MINUTE_MS for pipeline in PIPELINES.values()):
+        raise Refusal("the year is simulated with slices of a minute, and a definition says otherwise")
+    chosen = [PIPELINES[name] for name in pipelines]
+    end_ms = int(time.time() * 1000) // DAY_MS * DAY_MS
+    begin_ms, points = end_ms - days * DAY_MS, list[Point]()
+    with ExitStack() as stack:
+        first, others = (
+            [stack.enter_context(_Process(settings, kind, begin_ms)) for kind in kinds]
+            for kinds in _writers(settings, chosen)
+        )
+        for last, day in zip([0, *points_of(days)], points_of(days), strict=False):
+            began = time.monotonic()
+            report(f"year: days {last + 1} to {day} are written")
+            span = begin_ms + last * DAY_MS, begin_ms + day * DAY_MS
+            files = _live_until(first, others, *span, cadence)
+            seconds = time.monotonic() - began
+            report(f"year: day {day} is looked at")
+            points.append(_look(settings, chosen, day, span[1], files, rounds, seconds))
+    return Year(points=tuple(points), cadence=cadence, pipelines=tuple(pipelines), rounds=rounds)
+
+
+def _live_until(
+    pipelines: Sequence["_Process"], others: Sequence["_Process"], from_ms: int, to_ms: int, cadence: Cadence
+) -> list[Files]:
+    """All pipelines at a time, and then the others: what `ingest` may remove depends on what pipelines still need."""
+    found = list[Files]()
+    for writers in (pipelines, others):
+        with ThreadPoolExecutor(len(writers)) as pool:
+            asked = [pool.submit(writer.live_through, from_ms, to_ms, cadence) for writer in writers]
+            try:
+                wait(asked, return_when=FIRST_EXCEPTION)
+                found += [each.result() for each in asked if each.done()]
+            except BaseException:
+                # Nobody waits for the others: one has failed, or a person has had enough.
+                for writer in writers:
+                    writer.kill()
+                raise
+    return found
+
+
+def _writers(settings: Settings, pipelines: Sequence[Pipeline]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What pipelines and what others need to know to write."""
+    sources = {pipeline.source.name: pipeline.source for pipeline in pipelines}
+    with admin(settings.kafka) as client:
+        topics = require(client, sources)
+    schemas = _schemas(settings, sources.values())
+    kinds = [{"pipeline": each, "topic": topics[each.source.name]} for each in pipelines]
+    events = [{"source": each, "topic": topics[name], "schema": schemas[name]} for name, each in sources.items()]
+    return kinds, [*events, {}]
+
+
+def _schemas(settings: Settings, sources: Any) -> dict[str, pa.Schema]:
+    with session.opened(settings, "bench") as spark:
+        return {each.name: arrow_schema(landed(spark.createDataFrame([], RECORDS), each)) for each in sources}
+
+
+def _look(
+    settings: Settings,
+    pipelines: Sequence[Pipeline],
+    day: int,
+    end_ms: int,
+    files: Sequence[Files],
+    rounds: int,
+    seconds: float,
+) -> Point:
+    """All kinds of looks, of each pipeline in turn; of each kind the slowest pipeline counts."""
+    looks: dict[str, Looked] = {}
+    root = Path(str(settings.lake_root))
+    for kind in LOOKS:
+        each = [_looked(settings, kind, pipeline, _now_ms(end_ms), rounds) for pipeline in pipelines]
+        looks[kind] = max(each, key=lambda looked: looked.seconds)
+    return Point(
+        day=day,
+        slices=len(pipelines) * day * DAY_MS // MINUTE_MS,
+        usage=usage(root),
+        files=sum(files, Files()),
+        checkpoint_bytes=largest_checkpoint(root),
+        looks=looks,
+        seconds=seconds,
+    )
+
+
+def _now_ms(end_ms: int) -> int:
+    """When the slices that end at a point, and no other ones, are over for every pipeline."""
+    last = slices_between(_ANY, end_ms - 1, end_ms)[0]
+    return round(max(over_seconds(pipeline, last) for pipeline in PIPELINES.values()) * 1000)
+
+
+def _looked(settings: Settings, kind: str, pipeline: Pipeline, now_ms: int, rounds: int) -> Looked:
+    with tempfile.TemporaryDirectory(prefix="tideline-bench-airflow-") as airflow:
+        env = {**os.environ, **settings.kafka.as_env(), "LAKE_ROOT": str(settings.lake_root), "AIRFLOW_HOME": airflow}
+        command = [sys.executable, "-m", "local.bench.year_look", kind, pipeline.name, str(now_ms)]
+        said = [_answer(command, env) for _ in range(rounds)]
+    return Looked(
+        seconds=median(each["seconds"] for each in said),
+        peak_bytes=round(median(each["peak_bytes"] for each in said)),
+        own_bytes=round(median(each["peak_bytes"] - each["before_bytes"] for each in said)),
+    )
+
+
+def _answer(command: Sequence[str], env: Mapping[str, str]) -> dict[str, float]:
+    ran = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise Refusal(f"the simulated lake cannot be looked at: {ran.stderr[-3000:]}")
+    answer: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return answer
+
+
+class _Process:
+    """One who writes, in a process of its own: its clock is patched."""
+
+    def __init__(self, settings: Settings, kind: Mapping[str, Any], begin_ms: int) -> None:
+        spawning = get_context("spawn")
+        self._pipe, self._other = spawning.Pipe()
+        arguments = (self._other, settings, kind, begin_ms)
+        self._process = spawning.Process(target=_write_a_year, args=arguments, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        # Or nobody would notice its end.
+        self._other.close()
+        return self
+
+    def live_through(self, from_ms: int, to_ms: int, cadence: Cadence) -> Files:
+        """Make the commits of some days; the files of its tables then."""
+        self._pipe.send((from_ms, to_ms, cadence))
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            answer = "a process that writes the simulated year has ended"
+        if not isinstance(answer, Files):
+            raise Refusal(str(answer))
+        return answer
+
+    def kill(self) -> None:
+        """It holds nothing that anybody needs."""
+        self._process.kill()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.join()
+
+
+def _behind(kind: Mapping[str, Any], from_ms: int, to_ms: int, begin_ms: int) -> tuple[int, int]:
+    """What a pipeline makes final until a point: all but the newest slice, which is landed and due."""
+    lag_ms = MINUTE_MS if "pipeline" in kind else 0
+    return max(begin_ms, from_ms - lag_ms), to_ms - lag_ms
+
+
+def _write_a_year(pipe: Connection, settings: Settings, kind: Mapping[str, Any], begin_ms: int) -> None:
+    # Whoever has started it ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    clock = Clock(now=begin_ms / 1000)
+    writer = _writer(settings, kind, clock, begin_ms)
+    root = Path(str(settings.lake_root))
+    followers = [Follower(table=root / name) for name in writer.tables()]
+    logging.getLogger("jobs").setLevel(logging.WARNING)
+    with simulated(clock):
+        while True:
+            try:
+                from_ms, to_ms, cadence = pipe.recv()
+            except EOFError:
+                return
+            try:
+                steps = cadence.steps(*_behind(kind, from_ms, to_ms, begin_ms))
+                pipe.send(_live_through(writer, clock, followers, steps))
+            except Exception:
+                pipe.send(traceback.format_exc())
+
+
+def _writer(settings: Settings, kind: Mapping[str, Any], clock: Clock, begin_ms: int) -> Writer:
+    if "pipeline" in kind:
+        return PipelineYear(settings=settings, clock=clock, begin_ms=begin_ms, **kind)
+    if "source" in kind:
+        return EventsYear(settings=settings, clock=clock, begin_ms=begin_ms, **kind)
+    return UpkeepYear(settings=settings, clock=clock)
+
+
+def _live_through(
+    writer: Writer, clock: Clock, followers: Sequence[Follower], steps: Iterable[Sequence[Slice]]
+) -> Files:
+    for slices in steps:
+        clock.now = _now_ms(slices[-1].end_ms) / 1000
+        # Once in an hour, or in a step that is longer.
+        if len(slices) > 1 or slices[0].start_ms % HOUR_MS == 0:
+            for follower in followers:
+                clock.keep_as_long(follower.table)
+            writer.open()
+        writer.step(slices)
+        for follower in followers:
+            follower.follow(clock.now)
+    return sum((follower.files(clock) for follower in followers), Files())

@@ -1,0 +1,324 @@
+"""The commits of simulated days, made by the product's own writers: one class for each process that writes the year.
+
+A step is some touching slices at a time. In a step of one slice all is committed as the platform commits it; in longer
+ones, slices that would have had a commit each share one, and the live rows of all but the last are left out.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from jobs.broker.kafka import TopicState
+from jobs.control.events_needed import first_needed_ms, needed_from, say_needed
+from jobs.control.incidents import Incidents
+from jobs.finality.accounted import accounts_kept_from
+from jobs.finality.runs import Plan, RunFolder, Work, discard_old
+from jobs.lake.drift import BALANCE_SCHEMA, Accounts, drift_schema
+from jobs.lake.event_hours import KeptEvents
+from jobs.lake.final import FinalTable, Publication, columns_of, live_schema, schema_of
+from jobs.lake.ledger import Ledger
+from jobs.lake.states import Boundary, Counted, Entry, Header, State, closes_at, reconciled
+from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
+from jobs.pipelines import INGEST
+from jobs.pipelines.slices import Slice
+from jobs.pipelines.spec import BATCHES_SLICE, HOUR_MS, Pipeline, Source
+from jobs.settings import KeptDays, Settings
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import write
+from jobs.upkeep import old_files as upkeep
+from local.bench.year_clock import Clock
+
+ACCOUNT_EVERY_MS = 15 * 60_000
+EVENTS_OF_A_SLICE = 3
+_STATES = (State.OPEN, State.CLOSED, State.RECOMPUTING, State.AUDITING)
+_LIVE_KEPT_MS = HOUR_MS
+_KEY = "series"
+_HOUR_FORMAT = "%Y-%m-%dT%H"
+
+
+class Writer(Protocol):
+    """One who writes some tables of the year."""
+
+    def tables(self) -> list[str]:
+        """Below the lake's root."""
+
+    def open(self) -> None:
+        """Open them, as they are now."""
+
+    def step(self, slices: Sequence[Slice]) -> None:
+        """Make these slices' commits."""
+
+
+@dataclass(kw_only=True)
+class EventsYear:
+    """What `ingest` writes of a source: an event per partition in each slice."""
+
+    settings: Settings
+    source: Source
+    topic: TopicState
+    schema: pa.Schema
+    clock: Clock
+    begin_ms: int
+
+    def tables(self) -> list[str]:
+        """Only this one."""
+        return [self.source.events_table]
+
+    def open(self) -> None:
+        """As a driver that starts."""
+        path = self.settings.lake_root / self.source.events_table
+        self.writer = TableWriter.open(path, self.schema, "hour", epoch=1)
+
+    def step(self, slices: Sequence[Slice]) -> None:
+        """Land them in one micro-batch."""
+        by_hour: dict[str, list[dict[str, Any]]] = {}
+        for slice_ in slices:
+            by_hour.setdefault(slice_.start.strftime(_HOUR_FORMAT), []).extend(self._events(slice_))
+        stage = self.writer.new_stage()
+        for hour, rows in by_hour.items():
+            _write(rows, self.schema, stage / f"hour={hour}", drop="hour")
+        number = offset_at(self.begin_ms, slices[0])
+        note = note_of(INGEST, self.source, self.topic, number, number + len(slices), batch=_batch(self.writer))
+        self.writer.commit(Manifest.of(stage), note)
+        self.writer.discard_stages()
+        self.writer.tend(events=self._kept())
+
+    def _kept(self) -> KeptEvents:
+        """As long as their source says, and longer where a pipeline is not done with them."""
+        root = self.settings.lake_root
+        kept = timedelta(days=self.source.events_kept_days)
+        return KeptEvents(kept=kept, needed_from_ms=lambda: first_needed_ms(needed_from(root, self.source)))
+
+    def _events(self, slice_: Slice) -> list[dict[str, Any]]:
+        offset, at = offset_at(self.begin_ms, slice_), slice_.start
+        named = {"topic": self.source.name, "arrival_time": at, "event_time": at, "key": _KEY}
+        return [{**named, "partition": each, "offset": offset} for each in range(self.topic.partitions)]
+
+
+@dataclass(kw_only=True)
+class PipelineYear:
+    """What a pipeline's stream, its recompute and its account write."""
+
+    settings: Settings
+    pipeline: Pipeline
+    topic: TopicState
+    clock: Clock
+    begin_ms: int
+    live: list[Slice] = field(default_factory=list)
+    unaccounted: list[Header] = field(default_factory=list)
+
+    def tables(self) -> list[str]:
+        """All five."""
+        own = self.pipeline
+        return [own.live_table, own.final_table, own.ledger_table, own.drift_table, own.balance_table]
+
+    def open(self) -> None:
+        """As processes that start."""
+        root, pipeline = self.settings.lake_root, self.pipeline
+        self._stream = TableWriter.open(root / pipeline.live_table, live_schema(pipeline), "slice", epoch=1)
+        self._final, self._ledger = FinalTable.open(root, pipeline), Ledger.open(root, pipeline)
+        self._accounts = Accounts.open(root, pipeline)
+
+    def step(self, slices: Sequence[Slice]) -> None:
+        """Show them live, make them final, account for them."""
+        self._show_live(slices)
+        headers = [self._header(slice_) for slice_ in slices]
+        with_folder = self._run_folder(headers) if len(slices) == 1 else _nothing
+        self._tell(headers)
+        self._publish(headers)
+        self._ledger.append([reconciled(header, self._entry(header, State.FINAL)) for header in headers])
+        self._final.tend(_nothing, round(self.clock.now * 1000))
+        with_folder()
+        self.unaccounted += headers
+        if len(slices) > 1 or slices[-1].end_ms % ACCOUNT_EVERY_MS == 0:
+            self._account()
+
+    def _show_live(self, slices: Sequence[Slice]) -> None:
+        shown, batch = slices[-1], _batch(self._stream)
+        signed = {"epoch": 1, "batch": batch, "as_of": shown.end, "fingerprint": self.pipeline.fingerprint}
+        stage, schema = self._stream.new_stage(), live_schema(self.pipeline)
+        _write([{**self._window(shown), **signed}], schema, stage / f"slice={shown.name}", drop="slice")
+        about = {**signed, "offsets": "{}", "watermark": shown.start}
+        _write([about], schema, stage / f"slice={BATCHES_SLICE}", drop="slice")
+        number = offset_at(self.begin_ms, slices[0])
+        note = note_of(self.pipeline.name, self.pipeline.source, self.topic, number, number + len(slices), batch=batch)
+        self._stream.commit(Manifest.of(stage), note)
+        self._stream.discard_stages()
+        self._stream.tend(self._superseded)
+        self.live.append(shown)
+
+    def _superseded(self) -> list[str]:
+        before = self.clock.now * 1000 - _LIVE_KEPT_MS
+        gone, self.live = [s for s in self.live if s.end_ms < before], [s for s in self.live if s.end_ms >= before]
+        return [slice_.name for slice_ in gone]
+
+    def _header(self, slice_: Slice) -> Header:
+        end = offset_at(self.begin_ms, slice_) + 1
+        return Header(
+            slice=slice_.name,
+            slice_seconds=self.pipeline.slice_seconds,
+            version=1,
+            as_of_ms=round(self.clock.now * 1000),
+            run=f"scheduled__{slice_.end:%Y-%m-%dT%H:%M:%S}",
+            fingerprint=self.pipeline.fingerprint,
+            topic_id=self.topic.topic_id,
+            offsets=dict.fromkeys(range(self.topic.partitions), end),
+            events_version=offset_at(self.begin_ms, slice_),
+            rows=1,
+            events=self.topic.partitions,
+            checksum=f"{slice_.start_ms:064x}",
+            verdict="passed",
+            reason="closed",
+        )
+
+    def _entry(self, header: Header, state: State) -> Entry:
+        boundary = Boundary(topic_id=header.topic_id, ends=header.offsets)
+        told = Entry(slice=header.slice, state=state, at_ms=header.as_of_ms, run=header.run, boundary=boundary)
+        return told
+
+    def _tell(self, headers: Sequence[Header]) -> None:
+        """What a plan, and an audit, write before a slice is published."""
+        counted = Counted(topic_id=headers[-1].topic_id, ends=headers[-1].offsets, at_ms=headers[-1].as_of_ms)
+        for state in _STATES:
+            entries = [self._entry(header, state) for header in headers]
+            self._ledger.append(entries, counted=counted if state is State.CLOSED else None)
+
+    def _publish(self, headers: Sequence[Header]) -> None:
+        names = [*columns_of(self.pipeline).names, "version", "as_of", "run", "fingerprint"]
+        schema = pa.schema([schema_of(self.pipeline).field(name) for name in names])
+        rows = pa.Table.from_pylist([self._final_row(header) for header in headers], schema)
+        with self._final.staged() as stage:
+            publications = []
+            for number, header in enumerate(headers):
+                file = stage / f"slice={header.slice}" / "part-0.parquet"
+                write(rows.slice(number, 1), file)
+                publications.append(Publication(header=header, files=(file,)))
+            self._final.publish(publications)
+
+    def _final_row(self, header: Header) -> dict[str, Any]:
+        signed = {"version": 1, "as_of": _time(header.as_of_ms), "run": header.run, "fingerprint": header.fingerprint}
+        return {**self._window_of(header.slice), **signed}
+
+    def _run_folder(self, headers: Sequence[Header]) -> Callable[[], None]:
+        """The folder of the run of a slice; what ends it."""
+        (header,) = headers
+        boundary = Boundary(topic_id=header.topic_id, ends=header.offsets)
+        work = Work(slice=header.slice, version=0, reason="closed", boundary=boundary, events=3, window_events=3)
+        plan = Plan(
+            pipeline=self.pipeline.name,
+            run=header.run,
+            as_of_ms=header.as_of_ms,
+            fingerprint=header.fingerprint,
+            checks=self.pipeline.checks_fingerprint,
+            topic_id=header.topic_id,
+            offsets=header.offsets,
+            events_version=header.events_version,
+            work=(work,),
+            untold=(),
+        )
+        discard_old(self.settings.lake_root, self.pipeline, gives_up=True)
+        folder = RunFolder.of(self.settings.lake_root, self.pipeline, header.run)
+        folder.begin(plan)
+        return folder.end
+
+    def _account(self) -> None:
+        accounts, signed = self._accounts, {"run": "scheduled", "as_of": _time(round(self.clock.now * 1000))}
+        stage, totals, by_day = accounts.new_stage(), list[dict[str, Any]](), dict[str, list[dict[str, Any]]]()
+        for header in self.unaccounted:
+            at = {"slice": header.slice, "version": header.version, **signed}
+            counts = {"windows": 1, "differing": 1, "unexplained": 0}
+            totals += [{**at, "kind": kind, **counts} for kind in ("slice", "age")]
+            totals.append({**at, "kind": "cause", "cause": "late", "events": 1, "window_events": 1})
+            by_day.setdefault(header.slice[:8], []).append(
+                {**self._window_of(header.slice), "slice": header.slice, "version": header.version, "run": "scheduled"}
+            )
+        for day, rows in by_day.items():
+            _write(rows, drift_schema(self.pipeline), stage / f"day={day}", drop="day")
+        accounts.add(stage, [row for row in totals if set(row) <= set(BALANCE_SCHEMA.names)])
+        accounts.tend(accounts_kept_from(self._final))
+        self._say_needed(self.unaccounted[-1])
+        self.unaccounted = []
+
+    def _say_needed(self, done: Header) -> None:
+        """As a plan and an account do: events that may still reopen a slice, and those of slices without an account."""
+        end_ms = round(datetime.strptime(done.slice, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
+        say_needed(self.settings.lake_root, self.pipeline.account_job, end_ms)
+        say_needed(
+            self.settings.lake_root, self.pipeline.recompute_job, end_ms - self.pipeline.source.horizon_hours * HOUR_MS
+        )
+
+    def _window_of(self, name: str) -> dict[str, Any]:
+        at = datetime.strptime(name, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        start_ms = round(at.timestamp() * 1000)
+        return self._window(Slice(start_ms, start_ms + self.pipeline.slice_seconds * 1000))
+
+    def _window(self, slice_: Slice) -> dict[str, Any]:
+        keys = dict.fromkeys(self.pipeline.keys, _KEY)
+        numbers = {each.name: EVENTS_OF_A_SLICE for each in self.pipeline.measures}
+        end = _time(slice_.start_ms + self.pipeline.window.size_ms)
+        return {"window_start": slice_.start, "window_end": end, **keys, **numbers}
+
+
+@dataclass(kw_only=True)
+class UpkeepYear:
+    """The DAG `upkeep`, and one incident a day, which is over in the same hour."""
+
+    settings: Settings
+    clock: Clock
+
+    def tables(self) -> list[str]:
+        """None."""
+        return []
+
+    def open(self) -> None:
+        """Nothing is."""
+
+    def step(self, slices: Sequence[Slice]) -> None:
+        """At the begin of each day."""
+        if slices[0].start_ms % (24 * HOUR_MS) == 0:
+            incidents, key = Incidents.of(self.settings.lake_root), f"measured.{slices[0].name}"
+            incidents.open(key, "it happened")
+            incidents.close(key, "it is over")
+            upkeep.look_after(self.settings.lake_root, KeptDays())
+
+
+def offset_at(begin_ms: int, slice_: Slice) -> int:
+    """Before a slice each partition of the topic has so many records: one for each slice."""
+    return (slice_.start_ms - begin_ms) // (slice_.end_ms - slice_.start_ms)
+
+
+def over_seconds(pipeline: Pipeline, slice_: Slice) -> float:
+    """When a slice is over, and its run begins."""
+    return closes_at(pipeline, slice_) / 1000 + 1
+
+
+def note_of(job: str, source: Source, topic: TopicState, start: int, end: int, *, batch: int) -> Note:
+    """What a commit says of offsets that nobody has sent."""
+    offsets = {partition: (start, end) for partition in range(topic.partitions)}
+    ranges = Ranges(topic_id=topic.topic_id, offsets=offsets)
+    return Note(
+        job=job, write_id="made-up", batch=batch, epoch=1, cluster_id=topic.cluster_id, topics={source.name: ranges}
+    )
+
+
+def _batch(writer: TableWriter) -> int:
+    return 0 if writer.note is None or writer.note.batch is None else writer.note.batch + 1
+
+
+def _write(rows: Iterable[Mapping[str, Any]], schema: pa.Schema, folder: Folder, drop: str | None = None) -> Folder:
+    """One file in the folder of a partition, whose column it does not have."""
+    columns = pa.schema([each.with_nullable(True) for each in schema if each.name != drop])
+    file = folder / "part-0.parquet"
+    write(pa.Table.from_pylist(list(rows), columns), file)
+    return file
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,77 @@
+"""What a reader of the simulated year waits for, and how much memory it takes: one look in a process of its own.
+
+Run by `local.bench.year` as `python -m local.bench.year_look {plan,page,query,newest} PIPELINE NOW_MS`, settings in the
+environment. It answers with one line of JSON.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from jobs.broker.kafka import admin
+from jobs.finality import planning
+from jobs.lake.query import Lake
+from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import slice_at
+from jobs.pipelines.spec import Pipeline
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+
+PLAN, PAGE, QUERY, NEWEST = LOOKS = ("plan", "page", "query", "newest")
+_STATUS = Path("/proc/self/status")
+
+
+def measure(kind: str, pipeline: Pipeline, now_ms: int) -> dict[str, float]:
+    """How long one look takes without the loading of code, and what the process has taken at most."""
+    settings = Settings.from_env()
+    with admin(settings.kafka) as client:
+
+        def plan() -> object:
+            planned = planning.look(settings.lake_root, client, pipeline, None, lambda: now_ms)
+            return planned.plan.work
+
+        if kind == PLAN:
+            return _timed(plan)
+    if kind == PAGE:
+        # The stack is below the console, which it does not import; here it is asked as the API server asks it.
+        page = import_module("tideline_airflow.console.slices")
+        return _timed(lambda: page.slices(pipeline))
+    lake = Lake(settings.lake_root)
+    return _timed(lambda: lake.query(sql_of(kind, pipeline, now_ms)).num_rows)
+
+
+def sql_of(kind: str, pipeline: Pipeline, now_ms: int) -> str:
+    """The first query of README, or the newest final slice."""
+    if kind == QUERY:
+        return f"select * from {pipeline.name} order by window_start desc limit 5"
+    newest = slice_at(pipeline, now_ms - 3 * pipeline.slice_seconds * 1000)
+    return f"SELECT * FROM {pipeline.name} WHERE window_start >= make_timestamptz({newest.start_ms * 1000})"
+
+
+def _timed(look: Callable[[], object]) -> dict[str, float]:
+    before, began = peak_bytes(), time.perf_counter()
+    if not look():
+        raise Refusal("there is nothing to be seen: the simulated lake is not as it should be")
+    return {"seconds": time.perf_counter() - began, "before_bytes": before, "peak_bytes": peak_bytes()}
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had. The kernel's other count begins with that of its parent."""
+    if _STATUS.exists():
+        lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def main() -> None:
+    """One look."""
+    kind, name, now_ms = sys.argv[1:]
+    print(json.dumps(measure(kind, PIPELINES[name], int(now_ms))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""What a simulated year found: the same rows for a terminal and for `docs/benchmarks.md`."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from local.bench.batch_report import Section, met
+from local.bench.year import DAYS, Cadence, Looked, Point, Year
+from local.bench.year_files import Files, Usage
+from local.bench.year_lake import EVENTS_OF_A_SLICE
+from local.bench.year_look import NEWEST, PAGE, PLAN, QUERY
+
+GOAL_GROWTH = 1.5
+BASE_DAY = 30
+BEGIN, END = "<!-- year -->", "<!-- /year -->"
+_MIB = 2**20
+_PARTS = ("final", "ledger", "live", "events", "drift", "balance", "control", "log", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Something that must not grow: at the end, and at the day with which it is compared."""
+
+    what: str
+    base: float
+    end: float
+
+    @property
+    def ratio(self) -> float:
+        """How much larger it is at the end."""
+        return self.end / self.base
+
+    @property
+    def is_met(self) -> bool:
+        """Whether that is little enough."""
+        return self.ratio <= GOAL_GROWTH
+
+
+def judged(year: Year) -> list[Judged]:
+    """Everything of which the goal speaks; nothing if there is but one point."""
+    if len(year.points) < 2:
+        return []
+    base, end = base_of(year), year.points[-1]
+    return [Judged(what=what, base=value(base), end=value(end)) for what, value in _JUDGED.items()]
+
+
+def base_of(year: Year) -> Point:
+    """The day with which the end is compared: the 30th, or the first one in a run that is shorter."""
+    end = year.points[-1].day
+    return next((point for point in year.points if point.day == BASE_DAY < end), year.points[0])
+
+
+def is_bounded(files: Files) -> bool:
+    """Whether nothing lies on the disk that is in no table any more, and was replaced longer ago than is kept."""
+    return not files.too_many and not files.missing
+
+
+def sections(year: Year) -> list[Section]:
+    """What readers wait for, and what lies on the disk."""
+    days = tuple(f"day {point.day}" for point in year.points)
+    return [
+        Section(title="A year: what readers wait for", columns=("", *days, *_ends(year)), rows=_looks(year), text=""),
+        Section(title="A year: on the disk", columns=("", *days), rows=_disk(year), text=""),
+    ]
+
+
+def _ends(year: Year) -> tuple[str, ...]:
+    if len(year.points) < 2:
+        return ()
+    return (f"day {year.points[-1].day} ÷ day {base_of(year).day} (goal ≤ {GOAL_GROWTH:g})",)
+
+
+def tables(year: Year) -> list[Table]:
+    """For people at a terminal."""
+    return [section.table() for section in sections(year)]
+
+
+def part(year: Year, where: str) -> str:
+    """Its part of the page."""
+    drawn = [section.markdown().partition("\n\n")[2].rstrip() for section in sections(year)]
+    return "\n\n".join([BEGIN, *drawn, _text(year), where, END])
+
+
+def _looks(year: Year) -> tuple[tuple[str, ...], ...]:
+    ratios = {each.what: f"{each.ratio:.2f} {met(each.is_met)}" for each in judged(year)}
+    shown: dict[str, Callable[[Point], str]] = {"slices": lambda point: f"{point.slices:,}"}
+    shown |= {what: _decimals(value, what) for what, value in _SHOWN.items()}
+    return tuple(
+        (what, *(value(point) for point in year.points), *([ratios.get(what, "")] if ratios else []))
+        for what, value in shown.items()
+    )
+
+
+def _disk(year: Year) -> tuple[tuple[str, ...], ...]:
+    rows = [_row("files", year, lambda point: f"{_all(point).files:,}")]
+    rows.append(_row("MiB", year, lambda point: f"{_all(point).bytes / _MIB:,.1f}"))
+    rows.append(_row("inodes", year, lambda point: f"{_all(point).inodes:,}"))
+    rows += [_row(f"files, `{name}`", year, _files_of(name)) for name in _PARTS if _is_there(year, name)]
+    rows.append(_row("newest checkpoint of `final`, MiB", year, lambda point: f"{point.checkpoint_bytes / _MIB:,.2f}"))
+    rows.append(_row("files with rows that tables refer to", year, lambda point: f"{point.files.referred:,}"))
+    rows.append(_row("replaced, and still kept", year, lambda point: f"{point.files.replaced:,}"))
+    rows.append(_row("too many (goal 0)", year, _too_many))
+    rows.append(_row("commits, since the begin", year, lambda point: f"{point.files.commits:,}"))
+    rows.append(_row("seconds in which they were written", year, lambda point: f"{point.seconds:,.0f}"))
+    return tuple(rows)
+
+
+def _row(what: str, year: Year, shown: Callable[[Point], str]) -> tuple[str, ...]:
+    return what, *(shown(point) for point in year.points)
+
+
+def _is_there(year: Year, name: str) -> bool:
+    return any(name in point.usage for point in year.points)
+
+
+def _files_of(name: str) -> Callable[[Point], str]:
+    return lambda point: f"{point.usage.get(name, Usage()).files:,}"
+
+
+def _too_many(point: Point) -> str:
+    lost = f", {point.files.missing:,} missing" if point.files.missing else ""
+    return f"{point.files.too_many:,}{lost} {met(is_bounded(point.files))}"
+
+
+def _all(point: Point) -> Usage:
+    return sum(point.usage.values(), Usage())
+
+
+def _decimals(value: Callable[[Point], float], what: str) -> Callable[[Point], str]:
+    return lambda point: f"{value(point):,.3f}" if what.endswith(", s") else f"{value(point):,.0f}"
+
+
+def _seconds_of(kind: str) -> Callable[[Point], float]:
+    return lambda point: point.looks[kind].seconds
+
+
+def _mebibytes_of(kind: str, part: Callable[[Looked], int]) -> Callable[[Point], float]:
+    return lambda point: part(point.looks[kind]) / _MIB
+
+
+_JUDGED: dict[str, Callable[[Point], float]] = {
+    "plan, s": _seconds_of(PLAN),
+    "memory of the plan's process, MiB": _mebibytes_of(PLAN, lambda looked: looked.peak_bytes),
+    "slices page, s": _seconds_of(PAGE),
+    "newest slice, s": _seconds_of(NEWEST),
+}
+_SHOWN: dict[str, Callable[[Point], float]] = {
+    "plan, s": _JUDGED["plan, s"],
+    "memory of the plan's process, MiB": _JUDGED["memory of the plan's process, MiB"],
+    "of it by the plan itself, MiB": _mebibytes_of(PLAN, lambda looked: looked.own_bytes),
+    "slices page, s": _JUDGED["slices page, s"],
+    "memory of the page's process, MiB": _mebibytes_of(PAGE, lambda looked: looked.peak_bytes),
+    "newest slice, s": _JUDGED["newest slice, s"],
+    "first query of README, s": _seconds_of(QUERY),
+    "memory of the query's process, MiB": _mebibytes_of(QUERY, lambda looked: looked.peak_bytes),
+}
+
+
+def verdict(year: Year) -> str:
+    """In one line, for a terminal."""
+    grown = [each.what for each in judged(year) if not each.is_met]
+    unbounded = [f"files at day {point.day}" for point in year.points if not is_bounded(point.files)]
+    wrong: Iterable[str] = [*grown, *unbounded]
+    return f"a year: {'; '.join(wrong) + ' ' if wrong else ''}{met(not wrong)}"
+
+
+def _text(year: Year) -> str:
+    return _TEXT.format(
+        names=", ".join(f"`{name}`" for name in year.pipelines),
+        days=year.points[-1].day,
+        rounds=year.rounds,
+        events=EVENTS_OF_A_SLICE,
+        **_factors(year.cadence),
+    )
+
+
+def _factors(cadence: Cadence) -> dict[str, object]:
+    return {
+        "one": f"{cadence.one_by_one_minutes:,} minutes",
+        "hourly": f"{cadence.hourly_minutes / 60:g} hours",
+        "hour": cadence.hour,
+        "far": cadence.far,
+    }
+
+
+def is_whole(year: Year) -> bool:
+    """Whether it is the year of which the page speaks."""
+    return year.points[-1].day == DAYS
+
+
+_TEXT = """\
+{days} days of 1-minute slices of {names}: the commits are made by the product's own writers (`final`, `ledger`, `drift`
+and `balance`, the live tables, `events`, run folders, incidents), and tended by its own upkeep (merging, folding,
+deletion, `upkeep`). A slice has {events} events and one window. Nobody writes while it is measured. Each look is a new
+process, without the time to load code; the median of {rounds}, of the slowest pipeline. *Plan* is what a run would do
+now, one slice is due; *slices page* is the console's; *newest slice* is a query for the windows of the newest final
+slice. Memory is the most that the process has had.
+
+**What is scaled.** The last {one} before each point are committed as the platform commits them: a run and its folder
+for each slice, with a commit of the final table and five of the ledger, and an account every 15 minutes. In the
+{hourly} before a point {hour} slices share such commits, and at other times {far}: the final table's log, which is kept
+for 30 days, has fewer and longer entries than it would have. With a commit a minute it has 43,200 entries and 864
+checkpoints on any day after the 30th; to list them takes a reader some 50 ms more, at day 30 as at day 365. The streams
+commit once for each slice or such a step, not every second or two: 30 to 60 times less often, and less often still far
+from a point; live rows of all but the newest slice of a step are left out. What a stream merges and removes at every
+60th commit therefore waits longer.
+
+**What is injected.** `time.time`, `datetime.now` and the times of change of files say the simulated time to the
+product; fsync is left out. The Delta library asks the machine's clock, so that the tables' two retentions are set
+longer by as much as the clocks differ, by one more commit for each simulated hour, or for each step. Records of topics
+are not sent: a topic is only asked for its ends. Pages of audits, checkpoints, task logs and Airflow's database are not
+simulated.
+
+**Files.** Every log entry is read by the benchmark itself. *Too many* are files in the folders of partitions that no
+table refers to, and that were replaced longer ago than the table's retention and the interval in which its writer
+deletes (a day for `final`, `drift` and `balance`, three hours for others) together. Files of a table that are not there
+are reported, too."""

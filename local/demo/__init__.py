@@ -1,0 +1,1 @@
+"""`tideline demo`: everything at once, until live windows are seen to turn final."""

@@ -1,0 +1,1 @@
+"""Java and its jars: found, fetched once, checked, and quick to start."""

@@ -1,0 +1,1 @@
+"""The embedded platform: a broker and Airflow as processes of one machine."""

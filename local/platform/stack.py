@@ -1,0 +1,234 @@
+"""The whole stack: started in order, each part checked, healed after a crash, and ended without a trace."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+import psutil
+
+from jobs.airflow_api.client import AirflowApi
+from jobs.refusal import Refusal
+from local.jars import classes
+from local.jars import fetch as jars
+from local.jars.java import find_java
+from local.jars.lock import one_at_a_time
+from local.platform import doctor
+from local.platform.airflow import COMPONENTS, Airflow
+from local.platform.broker import STOP_SECONDS as BROKER_STOP_SECONDS
+from local.platform.broker import Broker
+from local.platform.database import shrink
+from local.platform.drivers import end_drivers, is_job
+from local.platform.process import Service, kill, marked, session_of, terminate, wait_gone
+from local.platform.settings import StackSettings
+
+JOBS = "jobs"
+_START_SECONDS = 180
+# A component that lives but does not beat for this long hangs, and is replaced.
+_HANG_SECONDS = 30
+_DRIVERS_STOP_SECONDS = 45
+_SCHEDULER_STOP_SECONDS = 15
+# Nothing of theirs is lost by a kill; the triggerer alone would take ten seconds.
+_COMPONENTS_STOP_SECONDS = 5
+_OWN_FOLDERS = ("lake", "broker", "airflow", "logs", "run")
+
+Report = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartState:
+    """One row of `tideline status`. Memory is PSS: shared pages count once over all processes."""
+
+    name: str
+    state: str
+    pid: int | None
+    started: datetime | None
+    processes: int
+    memory_bytes: int
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong with it; no jobs is not wrong."""
+        return self.name == JOBS or self.state == "healthy"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Broker and Airflow below one home."""
+
+    settings: StackSettings
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+
+    @cached_property
+    def broker(self) -> Broker:
+        """The Kafka broker."""
+        settings = self.settings
+        return Broker(
+            home=settings.home,
+            port=settings.kafka_port,
+            controller_port=settings.kafka_controller_port,
+            heap_mb=settings.kafka_heap_mb,
+            jars=settings.jobs.jars / "broker",
+            env=self.env,
+        )
+
+    @cached_property
+    def airflow(self) -> Airflow:
+        """Airflow and its components."""
+        return Airflow(settings=self.settings, java=find_java(self.env), env=self.env)
+
+    def up(self, report: Report = lambda step: None) -> None:
+        """Start what does not run, replace what hangs; harmless when all is well."""
+        doctor.preflight(self.settings)
+        with one_at_a_time(self._lock):
+            kill(self._strays())
+            report("jars")
+            jars.fetch(self.settings.jobs.jars, mirror=self.settings.maven_url)
+            report("Spark's classes, once for all starts")
+            classes.prepare(self.settings.jobs.jars)
+            report("broker")
+            self.broker.start()
+            report("Airflow's database")
+            self.airflow.prepare()
+            self._start_components(report)
+
+    def down(self, report: Report = lambda step: None) -> int:
+        """End everything, politely first; how many had to be killed."""
+        with one_at_a_time(self._lock):
+            report("Spark drivers and the scheduler")
+            self._stop_work()
+            report("Airflow")
+            self._stop_components()
+            report("broker")
+            self._service("broker").stop(BROKER_STOP_SECONDS)
+            left = marked(self.settings.home)
+            kill(left)
+            return len(left)
+
+    def status(self) -> list[PartState]:
+        """Every part, whether it lives, and what it takes."""
+        members = self._members()
+        health = self._health()
+        return [self._state(name, members.get(name, []), health) for name in (*self._names(), JOBS)]
+
+    @contextmanager
+    def running_api(self) -> Iterator[AirflowApi | None]:
+        """Airflow's API, or none if it does not run."""
+        if self._service("api-server").process() is None:
+            yield None
+            return
+        with self.airflow.api() as api:
+            yield api if api.health() else None
+
+    def clean(self) -> list[Path]:
+        """Delete data, logs and Airflow's database; jars stay. Refused while something runs."""
+        if marked(self.settings.home):
+            raise Refusal("the platform runs: `tideline down` first")
+        found = [folder for name in _OWN_FOLDERS if (folder := self.settings.home / name).exists()]
+        for folder in found:
+            shutil.rmtree(folder)
+        return found
+
+    @property
+    def _lock(self) -> Path:
+        return self.settings.home / "run" / ".lock"
+
+    def _names(self) -> tuple[str, ...]:
+        return ("broker", *COMPONENTS)
+
+    def _service(self, name: str) -> Service:
+        """A part by its name; enough to find it and to end it, also where Java is gone by now."""
+        return Service(name=name, home=self.settings.home, command=())
+
+    def _start_components(self, report: Report) -> None:
+        services = self.airflow.services()
+        fresh = {name for name, service in services.items() if service.process() is None}
+        if fresh == services.keys():
+            shrink(self.airflow.database)
+        for name in fresh - {"scheduler"}:
+            services[name].start()
+        for name, service in services.items():
+            report(f"Airflow's {name}")
+            if name in fresh & {"scheduler"}:
+                service.start()
+            self._await(name, service, fresh=name in fresh)
+
+    def _await(self, name: str, service: Service, *, fresh: bool) -> None:
+        if not fresh:
+            with suppress(Refusal):
+                return service.wait_ready(lambda: self._beats(name, service), _HANG_SECONDS)
+            service.start()
+        return service.wait_ready(lambda: self._beats(name, service), _START_SECONDS)
+
+    def _beats(self, name: str, service: Service) -> bool:
+        process = service.process()
+        if process is None:
+            return False
+        with self.airflow.api() as api:
+            if name == "api-server":
+                return bool(api.health())
+            return api.beats_since(COMPONENTS[name][1], datetime.fromtimestamp(process.create_time(), UTC))
+
+    def _stop_work(self) -> None:
+        """The scheduler stops handing out work and waits for what runs; drivers end between two batches."""
+        scheduler = self._service("scheduler").process()
+        terminate([scheduler] if scheduler else [])
+        end_drivers(lambda: marked(self.settings.home), _DRIVERS_STOP_SECONDS)
+        self._service("scheduler").stop(_SCHEDULER_STOP_SECONDS)
+
+    def _stop_components(self) -> None:
+        services = [self._service(name) for name in reversed(COMPONENTS)]
+        living = [process for service in services if (process := service.process())]
+        terminate(living)
+        wait_gone(living, _COMPONENTS_STOP_SECONDS)
+        for service in services:
+            service.kill()
+
+    def _strays(self) -> list[psutil.Process]:
+        """What bears the mark and belongs to no part, as when a pid file was lost; Spark drivers may stand alone."""
+        sessions = {self._service(name).session() for name in self._names()}
+        return [p for p in marked(self.settings.home) if session_of(p) not in sessions and not is_job(p)]
+
+    def _members(self) -> dict[str, list[psutil.Process]]:
+        """Every process of the stack by the part it belongs to."""
+        leaders = {self._service(name).session(): name for name in self._names()}
+        members: dict[str, list[psutil.Process]] = {}
+        for process in marked(self.settings.home):
+            part = JOBS if is_job(process) else leaders.get(session_of(process), JOBS)
+            members.setdefault(part, []).append(process)
+        return members
+
+    def _health(self) -> dict[str, str]:
+        """What Airflow says of its parts."""
+        if self._service("api-server").process() is None:
+            return {}
+        with self.airflow.api() as api:
+            return {name: str(part.get("status")) for name, part in api.health().items()}
+
+    def _state(self, name: str, members: list[psutil.Process], health: Mapping[str, str]) -> PartState:
+        leader = None if name == JOBS else self._service(name).process()
+        return PartState(
+            name=name,
+            state=self._word(name, leader is not None, health) if name != JOBS else ("running" if members else "none"),
+            pid=leader.pid if leader else None,
+            started=datetime.fromtimestamp(leader.create_time(), UTC) if leader else None,
+            processes=len(members),
+            memory_bytes=sum(_pss_bytes(process) for process in members),
+        )
+
+    def _word(self, name: str, lives: bool, health: Mapping[str, str]) -> str:
+        if not lives:
+            return "stopped"
+        healthy = self.broker.healthy() if name == "broker" else health.get(COMPONENTS[name][1]) == "healthy"
+        return "healthy" if healthy else "unhealthy"
+
+
+def _pss_bytes(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        memory = process.memory_full_info()
+        return int(getattr(memory, "pss", memory.uss))
+    return 0

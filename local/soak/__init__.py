@@ -1,0 +1,1 @@
+"""`tideline soak`: a platform that runs for long; does it keep up?"""

@@ -1,0 +1,354 @@
+"""`tideline soak`: three pipelines, fed, streamed and recomputed at once, on a platform of its own; does it keep up?
+
+Every few seconds it looks at how old each tide line is and what the platform takes. At the end nothing may have been in
+another's way: the streams append all the while slices are published.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import chain, pairwise
+from pathlib import Path
+from statistics import mean, median
+
+import psutil
+
+from jobs.airflow_api.client import AirflowApi
+from jobs.control.folder import Control
+from jobs.control.incidents import Incidents
+from jobs.finality.plan_inputs import line_of
+from jobs.lake.events import Landed
+from jobs.lake.final import FinalTable
+from jobs.pipelines import PIPELINES, SOURCES, STREAMS
+from jobs.pipelines.slices import slice_at
+from jobs.pipelines.spec import Pipeline, dag_id_of
+from jobs.refusal import Refusal
+from jobs.settings import Settings
+from jobs.storage.folders import Folder
+from jobs.streaming.fleet import Fleet
+from local.demo.run import TOPICS, TRAFFIC, TRAFFIC_CONF
+from local.platform.ports import LOOPBACK, free_ports
+from local.platform.process import marked
+from local.platform.settings import StackSettings
+from local.platform.stack import Report, Stack
+from local.soak import disk as soak_disk
+
+# The tide line may be so much older at the end than at half time.
+ALLOWED_SECONDS = 60.0
+# From the start of the plan that finds slices closed to the end of their publish.
+FINAL_SECONDS = 60.0
+# A stream that makes no micro-batch for so long has been held up.
+STILL_SECONDS = 60.0
+_SAMPLE_SECONDS = 10.0
+# Memory is asked of every process page by page, and the disk file by file: that takes a core's time.
+_SAMPLES_PER_MEMORY = 6
+_UPKEEP = "upkeep"
+_SAMPLES_PER_UPKEEP = 60
+_START_SECONDS = 600.0
+_CONFLICT = re.compile(r"another (writer|run) has|in one commit|CommitFailed|Concurrent\w*Exception|DELTA_CONCURRENT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One look: how old each pipeline's tide line is, how far its stream is, and what the platform takes."""
+
+    seconds: float
+    ages: Mapping[str, float]
+    final: Mapping[str, int]
+    batches: Mapping[str, int]
+    lags: Mapping[str, int]
+    cores: float
+    machine_cores: float
+    memory_bytes: int
+    # With every sixth look.
+    use: soak_disk.Use | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """What went wrong, a sentence each."""
+
+    conflicts: tuple[str, ...] = ()
+    failed_batches: tuple[str, ...] = ()
+    failed_runs: tuple[str, ...] = ()
+    incidents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soaked:
+    """What was seen, and the seconds of the runs of each DAG that ended well."""
+
+    minutes: float
+    samples: tuple[Sample, ...]
+    faults: Faults
+    runs: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    # Pipeline -> the seconds from the start of a plan to the end of its publish.
+    finals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    disk: soak_disk.Disk | None = None
+    kept: Path | None = None
+
+    def at(self, minute: float) -> Sample:
+        """The look that is nearest to a moment."""
+        return min(self.samples, key=lambda sample: abs(sample.seconds - minute * 60))
+
+    def cores(self) -> float:
+        """What all processes of the platform took, on average."""
+        return mean(sample.cores for sample in self.samples)
+
+    def unmet(self) -> list[str]:
+        """Which promises were broken; none if all is well."""
+        half, end = self.at(self.minutes / 2), self.samples[-1]
+        broken = [
+            f"the tide line of {name} is {end.ages[name]:.0f} s old at minute {self.minutes:g}, and was "
+            f"{half.ages[name]:.0f} s old at minute {self.minutes / 2:g}: more than {ALLOWED_SECONDS:g} s more"
+            for name in end.ages
+            if end.ages[name] > half.ages[name] + ALLOWED_SECONDS
+        ]
+        broken += [f"nothing of {name} became final" for name, count in end.final.items() if not count]
+        broken += [f"{job} made no micro-batch for {still:.0f} s" for job, still in self.still().items()]
+        broken += [
+            f"slices of {name} take {median(took):.0f} s from plan to publish: more than {FINAL_SECONDS:g} s"
+            for name, took in self.finals.items()
+            if took and median(took) > FINAL_SECONDS
+        ]
+        broken += self.disk.unmet() if self.disk else ()
+        return [*broken, *chain(*vars(self.faults).values())]
+
+    def still(self) -> dict[str, float]:
+        """Streams that stood still for too long, and for how long."""
+        found = {}
+        for job in self.samples[0].batches:
+            moved = [self.samples[0].seconds]
+            moved += [b.seconds for a, b in pairwise(self.samples) if _steps(a, b, job)]
+            moved.append(self.samples[-1].seconds)
+            longest = max(b - a for a, b in pairwise(moved))
+            if longest > STILL_SECONDS:
+                found[job] = longest
+        return found
+
+
+def _steps(before: Sample, after: Sample, job: str) -> bool:
+    return after.batches.get(job, -1) != before.batches.get(job, -1)
+
+
+class CpuMeter:
+    """The CPU time of processes that come and go: what a child took is its parent's once it has ended."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._last: dict[int, tuple[float, int]] = {}
+
+    def seconds_since(self, processes: Iterable[psutil.Process]) -> float:
+        """CPU seconds of these processes and their ended children since the last look."""
+        now: dict[int, tuple[float, int]] = {}
+        for process in processes:
+            with suppress(psutil.Error):
+                now[process.pid] = (sum(process.cpu_times()[:4]), process.ppid())
+        # What an ended process had taken is now in its parent's count; that of an orphan is in none.
+        before = sum(took for pid, (took, parent) in self._last.items() if pid in now or parent in now)
+        self._last = now
+        return max(sum(took for took, _ in now.values()) - before, 0.0)
+
+
+def run(minutes: float, report: Report, quota_mb: int | None = None) -> Soaked:
+    """Soak; the platform is gone afterwards, and so is its folder unless something was wrong.
+
+    ``quota_mb``: how large the disk of the lake is, which then is gone, too.
+    """
+    home = Path(tempfile.mkdtemp(prefix="tideline-soak-"))
+    with soak_disk.disk_of(home / "lake", quota_mb):
+        return _run(home, minutes, report, quota_mb)
+
+
+def _run(home: Path, minutes: float, report: Report, quota_mb: int | None) -> Soaked:
+    settings = _settings(home, soak_disk.environment_of(quota_mb))
+    # Only by its environment do Airflow and the drivers know of a setting.
+    stack = Stack(settings, env={**soak_disk.environment_of(quota_mb), **os.environ})
+    clean = False
+    try:
+        stack.up(report)
+        with stack.airflow.api() as api:
+            _start(api, stack.settings.jobs.lake_root, report)
+            soaked = _soak(stack, api, minutes, home, report, quota_mb)
+        clean = not soaked.unmet()
+        return soaked
+    finally:
+        stack.down(report)
+        if clean:
+            shutil.rmtree(home, ignore_errors=True)
+        else:
+            report(f"its folder is kept: {home}")
+
+
+def _settings(home: Path, small: Mapping[str, str] | None = None) -> StackSettings:
+    """A platform on free ports; of the user's environment only what says how large it may be.
+
+    ``small``: what is set for a small disk, unless the user has set it.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("KAFKA_", "AIRFLOW_"))}
+    ports = [str(port) for port in free_ports(3)]
+    own = {
+        "TIDELINE_HOME": str(home),
+        "LAKE_ROOT": str(home / "lake"),
+        "TIDELINE_JARS": str(Settings.from_env().jars),
+        "KAFKA_BOOTSTRAP": f"{LOOPBACK}:{ports[0]}",
+        "KAFKA_CONTROLLER_PORT": ports[1],
+        "AIRFLOW_PORT": ports[2],
+    }
+    return StackSettings.from_env({**(small or {}), **env, **own})
+
+
+def _start(api: AirflowApi, lake_root: Folder, report: Report) -> None:
+    """Topics, streams and traffic; recompute when every stream has shown windows."""
+    batch = [dag for p in PIPELINES.values() for dag in (p.recompute_job, p.account_job)]
+    wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}
+    report("DAGs are read")
+    _await(lambda: not wanted - api.dags().keys(), lambda: f"no DAGs {sorted(wanted - api.dags().keys())}")
+    report("topics")
+    api.unpause(TOPICS)
+    if api.wait_for_run(TOPICS, api.trigger(TOPICS), _START_SECONDS) != "success":
+        raise Refusal(f"the topics could not be provisioned: see the run of {TOPICS}")
+    report("streams and traffic")
+    for dag in (*map(dag_id_of, STREAMS), TRAFFIC):
+        api.unpause(dag)
+    api.trigger(TRAFFIC, TRAFFIC_CONF)
+    fleet = Fleet(lake_root=lake_root, api=api)
+    _await(lambda: all(state.batch for state in fleet.status()), lambda: f"streams that do not run: {fleet.status()}")
+    for dag in batch:
+        api.unpause(dag)
+
+
+def _await(done: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not done():
+        if time.monotonic() > deadline:
+            raise Refusal(f"after {_START_SECONDS:.0f} s: {otherwise()}")
+        time.sleep(1)
+
+
+def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Report, quota_mb: int | None) -> Soaked:
+    samples = []
+    for sample in _watch(stack, api, minutes):
+        ages = ", ".join(f"{name} {age:.0f} s" for name, age in sample.ages.items())
+        report(f"minute {sample.seconds / 60:.1f}: {ages}; {sample.cores:.1f} cores")
+        samples.append(sample)
+        if len(samples) % _SAMPLES_PER_UPKEEP == 0:
+            api.trigger(_UPKEEP)
+    report("what went wrong")
+    faults = Faults(
+        conflicts=tuple(conflicts(home / "logs")),
+        failed_batches=tuple(_failed_batches(stack.settings.jobs.lake_root)),
+        failed_runs=tuple(_failed_runs(api)),
+        incidents=tuple(f"{i.key}: {i.text}" for i in Incidents.of(stack.settings.jobs.lake_root).all()),
+    )
+    finals = {pipeline.name: _finals(api, pipeline) for pipeline in PIPELINES.values()}
+    disk = soak_disk.Disk(
+        uses=tuple((sample.seconds / 60, sample.use) for sample in samples if sample.use),
+        freed=soak_disk.freed(home / "logs"),
+        quota_bytes=quota_mb * 1_000_000 if quota_mb else None,
+    )
+    return Soaked(
+        minutes=minutes, samples=tuple(samples), faults=faults, runs=_runs(api), finals=finals, disk=disk, kept=home
+    )
+
+
+def _tables() -> list[str]:
+    of_pipelines = [
+        (p.live_table, p.final_table, p.ledger_table, p.drift_table, p.balance_table) for p in PIPELINES.values()
+    ]
+    return [*chain(*of_pipelines), *(source.events_table for source in SOURCES.values())]
+
+
+def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
+    """A look every few seconds, the last at the end."""
+    lake_root, home = stack.settings.jobs.lake_root, stack.settings.home
+    fleet, meter = Fleet(lake_root=lake_root, api=api), CpuMeter()
+    meter.seconds_since(marked(home))
+    psutil.cpu_percent()
+    began = last = time.monotonic()
+    memory, number = 0, 0
+    while last - began < minutes * 60:
+        number += 1
+        time.sleep(max(0.0, min(began + number * _SAMPLE_SECONDS, began + minutes * 60) - time.monotonic()))
+        use = None
+        if number % _SAMPLES_PER_MEMORY == 1:
+            memory = sum(part.memory_bytes for part in stack.status())
+            use = soak_disk.look(home, _tables())
+        lines = {name: age_of_tide_line(lake_root, pipeline) for name, pipeline in PIPELINES.items()}
+        states = fleet.status()
+        busy, now = meter.seconds_since(marked(home)), time.monotonic()
+        yield Sample(
+            seconds=now - began,
+            ages={name: age for name, (age, _) in lines.items()},
+            final={name: count for name, (_, count) in lines.items()},
+            batches={state.job: state.batch for state in states if state.batch is not None},
+            lags={state.job: state.lag for state in states if state.lag is not None},
+            cores=busy / (now - last),
+            machine_cores=psutil.cpu_percent() / 100 * (os.cpu_count() or 1),
+            memory_bytes=memory,
+            use=use,
+        )
+        last = now
+
+
+def age_of_tide_line(lake_root: Folder, pipeline: Pipeline) -> tuple[float, int]:
+    """How many seconds ago the line was that all before is final, and how many slices are final.
+
+    Before anything is final, the line is where the first slice begins.
+    """
+    final = FinalTable.read(lake_root, pipeline)
+    first_ms, line_ms = line_of(pipeline, final, Landed.at(lake_root, pipeline.source))
+    if first_ms is None:
+        return 0.0, 0
+    since_ms = slice_at(pipeline, first_ms).start_ms if line_ms is None else line_ms
+    return time.time() - since_ms / 1000, sum(final.slices_by_day().values()) if final else 0
+
+
+def conflicts(logs: Path) -> Iterator[str]:
+    """Lines of drivers' and tasks' logs that tell of a writer in another's way."""
+    for file in sorted(logs.rglob("*.log")):
+        with file.open(errors="replace") as lines:
+            yield from (f"{file.relative_to(logs)}: {line.strip()[:300]}" for line in lines if _CONFLICT.search(line))
+
+
+def _failed_batches(lake_root: Folder) -> Iterator[str]:
+    """Drivers that ended of an error: a micro-batch that fails ends its driver."""
+    for job in STREAMS:
+        for epoch in Control.of(lake_root, job).history():
+            if epoch.receipt and not epoch.receipt.clean:
+                yield f"{job}, epoch {epoch.number}: {epoch.receipt.cause}"
+
+
+def _failed_runs(api: AirflowApi) -> Iterator[str]:
+    for dag in sorted(api.dags()):
+        yield from (f"{dag}: {run['dag_run_id']}" for run in api.runs(dag) if run["state"] == "failed")
+
+
+def _runs(api: AirflowApi) -> dict[str, list[float]]:
+    """How long the newest runs of each batch DAG took, from the start of their first task."""
+    found = {}
+    for pipeline in PIPELINES.values():
+        for dag in (pipeline.recompute_job, pipeline.account_job):
+            ended = [run for run in api.runs(dag) if run["state"] == "success" and run["start_date"]]
+            found[dag] = [_seconds(run["start_date"], run["end_date"]) for run in ended]
+    return found
+
+
+def _finals(api: AirflowApi, pipeline: Pipeline) -> list[float]:
+    """Of the newest runs that published something."""
+    found = []
+    for run in api.runs(pipeline.recompute_job):
+        tasks = {task["task_id"]: task for task in api.task_instances(pipeline.recompute_job, run["dag_run_id"])}
+        if tasks["publish"]["state"] == "success":
+            found.append(_seconds(tasks["plan"]["start_date"], tasks["publish"]["end_date"]))
+    return found
+
+
+def _seconds(start: str, end: str) -> float:
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
