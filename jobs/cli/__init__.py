@@ -1,0 +1,74 @@
+"""`tideline` and `python -m jobs`: thin commands, one function each. The work is done in the modules they call."""
+
+import logging
+import sys
+
+import typer
+
+from jobs.cli import drivers, measure, platform, query, slices, streams, topics, traffic
+from jobs.cli.shared import say
+from jobs.pipelines.spec import RefusedDefinitionError
+from jobs.refusal import Refusal
+from jobs.settings import environment
+
+_COMMANDS = {
+    "Platform": (
+        platform.up,
+        platform.down,
+        platform.status,
+        platform.doctor,
+        platform.demo,
+        platform.jars,
+        platform.clean,
+    ),
+    "Streams": (drivers.ingest, drivers.live, streams.reset, streams.advise, traffic.generate),
+    "Slices and answers": (slices.plan, slices.restate, slices.rollback, query.query),
+    "Measurements": (measure.bench, measure.soak),
+}
+_GROUPS = {"Platform": {"topics": topics.app}, "Streams": {"streams": streams.app}}
+# Airflow's tasks submit them with the run and the slices that they are about.
+_SUBMITTED = (drivers.recompute, drivers.audit, drivers.account)
+_JOBS = [[name] for name in ("ingest", "live", "recompute", "audit", "account")]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+for panel, groups in _GROUPS.items():
+    for name, group in groups.items():
+        app.add_typer(group, name=name, rich_help_panel=panel)
+for submitted in _SUBMITTED:
+    app.command(hidden=True)(submitted)
+
+
+@app.callback()
+def _configure_logging() -> None:
+    """Streaming numbers you can trust: every row says whether it is live or final."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("kafka").setLevel(logging.WARNING)
+    # It warns of every pause over 0.1 s, and a busy machine has many.
+    logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+
+
+def main() -> None:
+    """Run the command; a refusal is a sentence on stderr and exit code 1, never a trace."""
+    try:
+        app()
+    except (Refusal, RefusedDefinitionError) as refusal:
+        _refuse(str(refusal))
+    except Exception as error:
+        root = environment().get("LAKE_ROOT") or ""
+        # A job is tried again, and its log has all of it.
+        if not root.startswith(("s3://", "s3a://")) or sys.argv[1:2] in _JOBS:
+            raise
+        from jobs.storage.bucket import cannot_be_used, reason_of
+
+        if (reason := reason_of(error)) is None:
+            raise
+        _refuse(cannot_be_used(root, reason))
+
+
+def _refuse(sentence: str) -> None:
+    say(sentence)
+    sys.exit(1)

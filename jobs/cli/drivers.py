@@ -1,0 +1,62 @@
+"""What a driver runs: ingest, live, recompute, audit, account."""
+
+from typing import Annotated
+
+import typer
+
+from jobs.cli.shared import pipeline_named
+from jobs.settings import Settings
+
+_UntilCaughtUp = Annotated[bool, typer.Option("--until-caught-up", help="End when the topics are drained.")]
+_Run = Annotated[str, typer.Option("--run", help="The run that was planned.")]
+_Link = Annotated[str | None, typer.Option(help="Where people read about it.")]
+
+
+def ingest(until_caught_up: _UntilCaughtUp = False) -> None:
+    """Run the job that lands every source topic in the lake, until stopped."""
+    from jobs.streaming import ingest as job
+
+    job.run(Settings.from_env(), until_caught_up=until_caught_up)
+
+
+def live(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    until_caught_up: _UntilCaughtUp = False,
+) -> None:
+    """Run the streaming job of a pipeline, until stopped."""
+    from jobs.streaming import live as job
+
+    job.run(Settings.from_env(), pipeline_named(name), until_caught_up=until_caught_up)
+
+
+def recompute(
+    name: str,
+    run: _Run,
+    try_name: Annotated[str | None, typer.Option("--try", help="Which try of the task; none: by hand.")] = None,
+) -> None:
+    """Compute the windows that a run's plan asks for: what the task `recompute` submits."""
+    from jobs.finality import recompute as job
+
+    job.run(Settings.from_env(), pipeline_named(name), run, try_name)
+
+
+def audit(name: str, run: _Run, link: _Link = None) -> None:
+    """Judge by Spark what a run has staged: what the task `audit` submits when there are many rows."""
+    from jobs import session
+    from jobs.finality import gate
+    from jobs.finality.tries import stop_when_task_ends
+
+    settings = Settings.from_env()
+    with stop_when_task_ends(), session.opened(settings, f"audit {name}") as spark:
+        gate.examine(settings.lake_root, pipeline_named(name), run, spark=spark, link=link)
+
+
+def account(
+    name: str, run: Annotated[str, typer.Option("--run", help="What to call this run.")], link: _Link = None
+) -> None:
+    """Explain how far live was from final, slice by slice: what the task `account` submits."""
+    from jobs.finality import account as job
+    from jobs.finality.tries import stop_when_task_ends
+
+    with stop_when_task_ends():
+        job.run(Settings.from_env(), pipeline_named(name), run, link)

@@ -1,0 +1,80 @@
+"""`tideline bench` and `tideline soak`."""
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from jobs.cli.shared import steps
+from jobs.settings import Settings
+
+
+def bench(
+    records: Annotated[int, typer.Option(min=1_000, help="How many each measured drain reads.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="How many measured drains each side has; the median counts.")] = 3,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ingest, rolling_sum, word_count, freshness, scale, recompute, history, publish or reading; or year, "
+            "which takes up to an hour and is no part of a run without --only."
+        ),
+    ] = None,
+    days: Annotated[
+        int, typer.Option(min=1, help="How many days the simulated year has; fewer are a quick look.")
+    ] = 365,
+) -> None:
+    """Measure our jobs beside plain Spark and DuckDB, and freshness; a whole run writes docs/benchmarks.md."""
+    from local.bench import report as bench_report
+    from local.bench import run as measure
+    from local.bench import year_report as bench_year_report
+
+    # As Ctrl-C does, so that brokers and sessions end with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = Settings.from_env()
+    wanted = tuple(only or measure.EVERYTHING)
+    with steps("bench") as step:
+        results = measure.run(settings, records=records, rounds=rounds, only=wanted, report=step, days=days)
+    if results.races:
+        Console().print(bench_report.table(results))
+    if results.freshness:
+        print(bench_report.freshness_line(results.freshness))
+    if results.scaled:
+        Console().print(bench_report.scale_table(results.scaled))
+    for table in bench_report.batch_tables(results):
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for table in bench_year_report.tables(results.year) if results.year else ():
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if results.year:
+        print(bench_year_report.verdict(results.year))
+    if not only and records >= measure.WHOLE_RECORDS:
+        bench_report.write(results, settings, rounds)
+        print(f"written: {bench_report.PAGE}")
+    elif wanted == (measure.SCALE,) and records >= measure.WHOLE_RECORDS:
+        bench_report.write_scale(results, settings, rounds)
+        print(f"written: its part of {bench_report.PAGE}")
+    elif results.year and bench_year_report.is_whole(results.year):
+        bench_report.write_year(results.year, results, settings)
+        print(f"written: its part of {bench_report.PAGE}")
+
+
+def soak(
+    minutes: Annotated[int, typer.Option(min=2, help="How long, once everything runs.")] = 20,
+    quota: Annotated[
+        int | None, typer.Option(min=50, help="Megabytes that the disk of the lake has; needs root.")
+    ] = None,
+) -> None:
+    """Run three pipelines with recompute on a platform of its own; exit code 1 if the tide line falls behind."""
+    from local.soak import report as soak_report
+    from local.soak import run as watch
+
+    # As Ctrl-C does, so that the platform ends with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with steps("soak") as step:
+        soaked = watch.run(minutes, step, quota)
+    for table in soak_report.tables(soaked):
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print("\n".join(soak_report.verdict(soaked)))
+    if soaked.unmet():
+        raise typer.Exit(1)

@@ -1,0 +1,100 @@
+"""The embedded platform: up, down, status, doctor, demo, jars, clean."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from jobs.cli.shared import Format, Output, embedded_stack, steps
+from jobs.refusal import Refusal
+
+
+def up() -> None:
+    """Start the platform: broker and Airflow. Harmless when it runs, heals it when a part died."""
+    from local.platform.report import addresses
+
+    stack = embedded_stack()
+    with steps("starting") as step:
+        stack.up(step)
+    Console().print(addresses(stack))
+
+
+def down() -> None:
+    """Stop the platform and everything it started; data stays."""
+    with steps("stopping") as step:
+        killed = embedded_stack().down(step)
+    print(f"stopped; {killed} processes had to be killed" if killed else "stopped")
+
+
+def status(output: Format = Output.TABLE) -> None:
+    """Show the parts of the platform, their health and memory; exit code 1 unless all of them are healthy."""
+    from local.platform.report import as_rows, status_table
+
+    parts = embedded_stack().status()
+    if output is Output.JSON:
+        print(json.dumps(as_rows(parts)))
+    else:
+        Console().print(status_table(parts))
+    if not all(part.good for part in parts):
+        raise typer.Exit(1)
+
+
+def doctor() -> None:
+    """Check the environment: Python, Spark, Java, disk, ports, lake, jars; exit code 1 if something is wrong."""
+    from local.platform.doctor import checks
+    from local.platform.settings import StackSettings
+
+    wrong = 0
+    for name, check in checks(StackSettings.from_env()).items():
+        try:
+            print(f"ok    {name}: {check()}")
+        except Refusal as refusal:
+            wrong += 1
+            print(f"WRONG {name}: {refusal}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def demo(
+    broken: Annotated[bool, typer.Option("--break", help="Then send a bad batch, and show how it is blocked.")] = False,
+) -> None:
+    """Start everything, feed it, and show live windows turn final; leaves the platform running."""
+    from local.demo import mad_sensor as demo_break
+    from local.demo import run as shows
+
+    shows.run(embedded_stack(), Console())
+    if broken:
+        demo_break.run(embedded_stack(), Console())
+
+
+def jars(
+    verify: Annotated[bool, typer.Option("--verify", help="Only check what is there; fetch nothing.")] = False,
+) -> None:
+    """Fetch the jars that Spark and the broker need, once, and check their sums."""
+    from local.jars import classes
+    from local.jars import fetch as declared
+    from local.platform.settings import StackSettings
+
+    settings = StackSettings.from_env()
+    folder = settings.jobs.jars
+    if verify:
+        declared.verify(folder)
+    else:
+        with steps("fetching jars") as step:
+            step(str(folder))
+            declared.fetch(folder, mirror=settings.maven_url)
+            step("Spark's classes, once for all starts")
+            classes.prepare(folder)
+    print(f"{len(declared.declared())} jars in {folder}, every sum as declared")
+
+
+def clean(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete the platform's data: lake, topics, Airflow's database, logs. Jars stay; refused while it runs."""
+    stack = embedded_stack()
+    if not yes:
+        typer.confirm(f"Delete lake, topics, Airflow's database and logs below {stack.settings.home}?", abort=True)
+    for folder in stack.clean():
+        print(f"deleted {folder}")

@@ -1,0 +1,51 @@
+"""`tideline query`."""
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from jobs.cli.shared import say
+from jobs.settings import QueryLimits, Settings
+
+
+class QueryOutput(StrEnum):
+    """How `query` prints its answer."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def query(
+    sql: Annotated[str, typer.Argument(help='One SELECT, e.g. "select * from rolling_sum limit 5".')],
+    output: Annotated[QueryOutput, typer.Option("--format", help="How to print the answer.")] = QueryOutput.TABLE,
+    seconds: Annotated[int | None, typer.Option(min=1, help="How long it may take; by default QUERY_SECONDS.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="How many rows it may have; by default QUERY_ROWS.")] = None,
+) -> None:
+    """Ask the lake: PIPELINE, slices_, ledger_, drift_, balance_PIPELINE, events_, quarantine_SOURCE, incidents."""
+    from jobs.lake import answers
+    from jobs.lake.query import Lake
+
+    # The lake is only read: there is nothing to tidy up, and no function of a query can hold it up.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    limits = QueryLimits.from_env()
+    limits = replace(limits, seconds=seconds or limits.seconds, rows=rows or limits.rows)
+    out, safe = sys.stdout, sys.stdout.isatty()
+    with Lake(Settings.from_env().lake_root, limits, _end).ask(sql) as answer:
+        if output is QueryOutput.JSON:
+            answers.write_json(answer.schema.names, answer.batches, out, safe=safe)
+        elif output is QueryOutput.CSV:
+            answers.write_csv(answer.schema.names, answer.batches, out, safe=safe)
+        else:
+            answers.write_table(answer.schema.names, answer.batches, out)
+
+
+def _end(sentence: str) -> None:
+    """End the process from another thread than the one that is stuck."""
+    say(sentence)
+    os._exit(1)

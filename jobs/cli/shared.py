@@ -1,0 +1,110 @@
+"""What all commands share: how they print, show progress, are stopped, and find the platform."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from jobs.refusal import Refusal
+from jobs.settings import environment
+
+if TYPE_CHECKING:
+    from jobs.airflow_api.client import AirflowApi
+    from jobs.pipelines.spec import Pipeline
+    from local.platform.stack import Stack
+
+errors = Console(stderr=True)
+
+
+class Output(StrEnum):
+    """How a command prints its answer."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Format = Annotated[Output, typer.Option("--format", help="A table for people, JSON for programs.")]
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set the event once; a second signal does what it always did."""
+    stop = threading.Event()
+    before: dict[int, Any] = {}
+
+    def request_stop(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, before[number])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, request_stop)
+    try:
+        yield stop
+    finally:
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
+
+
+@contextmanager
+def progress(title: str, total: int | None) -> Iterator[Callable[[int], object]]:
+    """A bar on stderr, on a terminal only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda completed: bar.update(task, completed=completed)
+
+
+@contextmanager
+def steps(title: str) -> Iterator[Callable[[str], None]]:
+    """What is being done: a spinner on a terminal, lines elsewhere."""
+    if not errors.is_terminal:
+        yield lambda step: errors.print(f"{title}: {step}", highlight=False)
+        return
+    with errors.status(title) as status:
+        yield lambda step: status.update(f"{title}: {step}")
+
+
+def pipeline_named(name: str) -> "Pipeline":
+    """The pipeline that a person names."""
+    from jobs.pipelines import PIPELINES
+
+    if name not in PIPELINES:
+        raise Refusal(f"there is no pipeline {name!r}: choose one of {', '.join(PIPELINES)}")
+    return PIPELINES[name]
+
+
+def embedded_stack() -> "Stack":
+    """The platform that `tideline up` starts."""
+    from local.platform.settings import StackSettings
+    from local.platform.stack import Stack
+
+    return Stack(StackSettings.from_env())
+
+
+@contextmanager
+def airflow() -> "Iterator[AirflowApi | None]":
+    """The Airflow of `AIRFLOW_API`, or else that of the embedded platform; none if it does not answer."""
+    from jobs.airflow_api.client import AirflowApi
+
+    env = environment()
+    if env.get("AIRFLOW_API"):
+        with AirflowApi.from_env(env) as api:
+            yield api if api.health() else None
+        return
+    with embedded_stack().running_api() as api:
+        yield api
+
+
+def say(sentence: str) -> None:
+    """Print a refusal, or why something has ended."""
+    from jobs.lake.answers import visible_lines
+
+    # A sentence may quote data or a query.
+    errors.print("[red]tideline:[/red]", Text(visible_lines(sentence)), highlight=False, soft_wrap=True)

@@ -1,0 +1,96 @@
+"""Final slices, through DAG runs: plan, restate, rollback."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from jobs.cli.shared import Format, Output, airflow, pipeline_named, steps
+from jobs.refusal import Refusal
+from jobs.times import parse_time
+
+# How long a command follows the run that it has started.
+_RUN_SECONDS = 3600.0
+_Reason = Annotated[str | None, typer.Option("--reason", help="Why; the ledger keeps it.")]
+_Apply = Annotated[bool, typer.Option("--apply", help="Do it; without it only show what it would do.")]
+_From = Annotated[str | None, typer.Option("--from", help="Event time at which the first slice begins, ISO 8601.")]
+_To = Annotated[str | None, typer.Option("--to", help="Event time at which the last slice ends, ISO 8601.")]
+
+
+def plan(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    from_: _From = None,
+    to: _To = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Show which slices a recompute would make final now, and why; or those of an interval."""
+    _recompute_run(name, {"from": from_, "to": to, "dry_run": True}, output)
+
+
+def restate(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    from_: _From = None,
+    to: _To = None,
+    outdated: Annotated[bool, typer.Option("--outdated", help="All slices of an older definition instead.")] = False,
+    reason: _Reason = None,
+    do: _Apply = False,
+    output: Format = Output.TABLE,
+) -> None:
+    """Compute, audit and publish the slices of an interval again."""
+    if not outdated and not (from_ and to):
+        raise Refusal("say which slices: --from and --to, or --outdated")
+    asked = {"from": from_, "to": to, "outdated": outdated, "dry_run": not do, "reason": reason}
+    _recompute_run(name, asked, output)
+
+
+def rollback(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    slice_: Annotated[str, typer.Option("--slice", help="Its name, or a time in it: 20260131T120000Z.")],
+    to_version: Annotated[int, typer.Option("--to-version", min=1, help="Which version to serve again.")],
+    reason: _Reason = None,
+    do: _Apply = False,
+    output: Format = Output.TABLE,
+) -> None:
+    """Serve an earlier version of a slice again, as a version of its own."""
+    from jobs.pipelines.slices import slice_at
+
+    pipeline = pipeline_named(name)
+    conf = {
+        "pipeline": pipeline.name,
+        "slice": slice_at(pipeline, parse_time(slice_)).name,
+        "to_version": to_version,
+        "reason": reason,
+        "apply": do,
+    }
+    said = _dag_run("rollback_slice", conf, "roll_back")
+    print(json.dumps(said) if output is Output.JSON else "\n".join(said["said"]))
+
+
+def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
+    from jobs.finality import plans
+
+    for time_ in (asked["from"], asked["to"]):
+        if time_:
+            parse_time(time_)
+    said = _dag_run(pipeline_named(name).recompute_job, asked, "plan")
+    if output is Output.JSON:
+        print(json.dumps(said))
+        return
+    if said["slices"]:
+        Console(width=None if sys.stdout.isatty() else 160).print(plans.table(said["slices"]))
+    print("\n".join(said["said"]))
+    if not said["dry_run"]:
+        print("Done: what the audit has passed is final.")
+
+
+def _dag_run(dag_id: str, conf: dict[str, Any], task_id: str) -> dict[str, Any]:
+    """Start a DAG run, follow it, and give what one of its tasks has to say."""
+    from jobs.airflow_api import dag_runs
+
+    with airflow() as api, steps(dag_id) as step:
+        if api is None:
+            raise Refusal("Airflow does not answer: `tideline up` starts the embedded one, AIRFLOW_API names another")
+        run_id = dag_runs.run(api, dag_id, conf, step, _RUN_SECONDS)
+        return dict(api.xcom(dag_id, run_id, task_id))

@@ -1,0 +1,146 @@
+"""Streams: `tideline streams`, reset, advise."""
+
+import getpass
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from jobs.cli.shared import Format, Output, airflow, errors, pipeline_named
+from jobs.refusal import Refusal
+from jobs.settings import Settings, environment
+from jobs.times import parse_time
+
+if TYPE_CHECKING:
+    from jobs.streaming.fleet import Fleet
+
+app = typer.Typer(no_args_is_help=True, help="Streaming jobs: how they do, on, off, and again.")
+_Jobs = Annotated[list[str] | None, typer.Argument(help="ingest, rolling_sum, …; none means all.")]
+_Seconds = Annotated[float | None, typer.Option(min=1, help="How long a driver may take for its micro-batch.")]
+
+
+@app.command("status")
+def streams_status(jobs: _Jobs = None, output: Format = Output.TABLE) -> None:
+    """Show how streams do; exit code 1 if one that is wanted does not run, or an incident is open."""
+    from jobs.streaming import fleet
+
+    with _fleet() as streams:
+        names = fleet.known_jobs(jobs or ())
+        states, incidents = streams.status(names), streams.incidents(names)
+    if output is Output.JSON:
+        print(json.dumps({"streams": fleet.as_rows(states), "incidents": incidents}))
+    else:
+        Console(width=None if sys.stdout.isatty() else 160).print(fleet.table(states))
+        for incident in incidents:
+            print(f"incident: {incident}")
+    if incidents or not all(state.is_well for state in states):
+        raise typer.Exit(1)
+
+
+@app.command("start")
+def streams_start(jobs: _Jobs = None, output: Format = Output.TABLE) -> None:
+    """Switch streams on; one that waits after failures is started at once."""
+    _control(output, jobs, lambda streams, names: streams.start(names, by=_who()))
+
+
+@app.command("stop")
+def streams_stop(
+    jobs: _Jobs = None,
+    drain: Annotated[bool, typer.Option("--drain", help="First read what is in the topics now.")] = False,
+    seconds: _Seconds = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Switch streams off: each driver finishes its micro-batch and ends."""
+    _control(output, jobs, lambda streams, names: streams.stop(names, by=_who(), drain=drain, seconds=seconds))
+
+
+@app.command("restart")
+def streams_restart(jobs: _Jobs = None, seconds: _Seconds = None, output: Format = Output.TABLE) -> None:
+    """End drivers after their micro-batch, and let others begin."""
+    _control(output, jobs, lambda streams, names: streams.restart(names, by=_who(), seconds=seconds))
+
+
+def _control(output: Output, jobs: list[str] | None, act: "Callable[[Fleet, Sequence[str]], None]") -> None:
+    from jobs.streaming import fleet
+
+    names = fleet.known_jobs(jobs or ())
+    with _fleet() as streams:
+        act(streams, names)
+        states = streams.status(names)
+    if output is Output.JSON:
+        print(json.dumps({"streams": fleet.as_rows(states)}))
+
+
+@contextmanager
+def _fleet() -> "Iterator[Fleet]":
+    """The streams of this lake, with Airflow if it answers."""
+    from jobs.streaming.fleet import Fleet
+
+    def tell(line: str) -> None:
+        errors.print(line, highlight=False, soft_wrap=True)
+
+    env = environment()
+    if env.get("AIRFLOW_API") and not env.get("LAKE_ROOT"):
+        raise Refusal(f"AIRFLOW_API={env['AIRFLOW_API']}: streams are asked through their lake, so set LAKE_ROOT to it")
+    with airflow() as api:
+        if api is None:
+            tell("Airflow does not answer: drivers can be asked, their DAGs cannot")
+        yield Fleet(lake_root=Settings.from_env().lake_root, api=api, report=tell)
+
+
+def _who() -> str:
+    return f"{getpass.getuser()} (tideline streams)"
+
+
+def reset(
+    job: Annotated[str, typer.Argument(help="A streaming job: ingest, rolling_sum, word_count, …")],
+    to: Annotated[str, typer.Option(help="Where to begin: earliest, latest, timestamp or tide-line.")],
+    timestamp: Annotated[str | None, typer.Option(help="With --to timestamp: arrival time, ISO 8601.")] = None,
+    source: Annotated[list[str] | None, typer.Option(help="For ingest: only this source; may be repeated.")] = None,
+    do: Annotated[bool, typer.Option("--apply", help="Do it; without it only show what it would do.")] = False,
+    output: Format = Output.TABLE,
+) -> None:
+    """Begin a stream anew from other offsets: a new checkpoint, live rows cleared, the old checkpoint put aside.
+
+    `ingest` keeps its rows and only moves forward; what it passes over is booked as lost. Refused while the job runs.
+    """
+    from jobs.broker import kafka
+    from jobs.streaming import reset as tool
+
+    request = tool.Request(
+        job=job,
+        to=tool.target(to),
+        timestamp_ms=parse_time(timestamp) if timestamp else None,
+        sources=tuple(source or ()),
+    )
+    settings = Settings.from_env()
+    with kafka.admin(settings.kafka) as client:
+        planned = (tool.apply if do else tool.plan)(settings, client, request)
+    if output is Output.JSON:
+        print(json.dumps(planned.as_rows()))
+        return
+    Console().print(planned.table())
+    print("\n".join(planned.effects()))
+    print("Done: start the stream." if do else f"Nothing is changed. To do it: {request.command} --apply")
+
+
+def advise(
+    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    hours: Annotated[float, typer.Option(min=0.01, help="How far back to look, by arrival.")] = 24,
+    share: Annotated[float, typer.Option(min=0, max=1, help="The share of events that should count in time.")] = 0.999,
+    output: Format = Output.TABLE,
+) -> None:
+    """Propose a watermark delay from the lateness that was seen, with its price in freshness and state."""
+    from jobs.streaming import advise as adviser
+
+    settings = Settings.from_env()
+    advice = adviser.advise(settings.lake_root, pipeline_named(name), settings.trigger_ms, hours=hours, share=share)
+    if output is Output.JSON:
+        print(advice.to_json())
+        return
+    Console().print(advice.table())
+    print(advice.sentence)

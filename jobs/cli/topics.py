@@ -1,0 +1,38 @@
+"""`tideline topics`: what the definitions want, against what Kafka has."""
+
+import json
+
+import typer
+from rich.console import Console
+
+from jobs.cli.shared import Format, Output
+from jobs.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="Topics as code: what the definitions want, against what Kafka has.")
+
+
+@app.command("plan")
+def topics_plan(output: Format = Output.TABLE) -> None:
+    """Show what `apply` would do; exit code 1 if it would refuse."""
+    _topics(output, do=False)
+
+
+@app.command("apply")
+def topics_apply(output: Format = Output.TABLE) -> None:
+    """Create, grow and align the topics; nothing at all if a step is refused."""
+    _topics(output, do=True)
+
+
+def _topics(output: Output, *, do: bool) -> None:
+    from jobs import pipelines
+    from jobs.broker import kafka, topics
+
+    with kafka.admin(Settings.from_env().kafka) as client:
+        steps = topics.survey(client, pipelines.topics())
+        if output is Output.JSON:
+            print(json.dumps([step.as_row() for step in steps], ensure_ascii=False))
+        else:
+            Console().print(topics.table(steps))
+        topics.require_no_refusal(steps)
+        if do:
+            topics.apply(client, steps)
