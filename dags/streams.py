@@ -33,7 +33,7 @@ from datetime import UTC, datetime
 from airflow.sdk import DAG
 
 from jobs.pipelines import STREAMS
-from jobs.pipelines.spec import dag_id_of
+from jobs.pipelines.layout import dag_id_of
 from tideline_airflow.defaults import ALERTS, ON_FAILURE, OWNER, TAG
 from tideline_airflow.operators.streaming import StreamingJobOperator
 

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jobs.pipelines import INGEST, PIPELINES, SOURCES, topics
-from jobs.pipelines.spec import CLOCK, Pipeline, dag_id_of
+from jobs.pipelines.layout import dag_id_of
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.source import CLOCK
 
 # A job looks up a topic, its id and its offsets before it reads or writes.
 _LOOK = ("DESCRIBE",)

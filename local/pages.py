@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from jobs.pipelines import INGEST, PIPELINES, SOURCES, topics
+from jobs.pipelines.layout import dag_id_of
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.relations import relations
-from jobs.pipelines.spec import Field, Pipeline, Source, Window, WindowKind, dag_id_of
+from jobs.pipelines.source import Field, Source
+from jobs.pipelines.window import Window, WindowKind
 from jobs.settings import PROJECT
 from local.kafka_rights import rights
 

@@ -9,8 +9,8 @@ from jobs.finality.planning import Planned
 from jobs.finality.publishing import Published
 from jobs.finality.runs import RunFolder
 from jobs.lake.states import Request
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice
-from jobs.pipelines.spec import Pipeline
 from jobs.settings import Settings
 
 # By then every slice of events that happen now is over, for tumbling windows of a minute at most.

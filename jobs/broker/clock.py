@@ -12,7 +12,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.errors import KafkaError
 
 from jobs.broker.kafka import ADMIN_TIMEOUT_MS, admin, client_options, hushed, require
-from jobs.pipelines.spec import CLOCK, CLOCK_TOLERANCE_MS
+from jobs.pipelines.source import CLOCK, CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 from jobs.times import iso

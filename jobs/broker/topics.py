@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.broker import kafka
-from jobs.pipelines.spec import HOUR_MS, Topic
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.source import Topic
 from jobs.refusal import Refusal
 
 _MOST_REPLICAS = 3

@@ -7,7 +7,7 @@ import typer
 
 from jobs.cli import drivers, measure, platform, query, slices, streams, topics, traffic
 from jobs.cli.shared import say
-from jobs.pipelines.spec import RefusedDefinitionError
+from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.refusal import Refusal
 from jobs.settings import environment
 

@@ -17,7 +17,7 @@ from jobs.settings import environment
 
 if TYPE_CHECKING:
     from jobs.airflow_api.client import AirflowApi
-    from jobs.pipelines.spec import Pipeline
+    from jobs.pipelines.pipeline import Pipeline
     from local.platform.stack import Stack
 
 errors = Console(stderr=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from jobs.pipelines.spec import checkpoint_of
+from jobs.pipelines.layout import checkpoint_of
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 

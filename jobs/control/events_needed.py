@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from jobs.control.folder import Control
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.source import Source
 from jobs.storage.folders import Folder
 
 # The document: {"from_ms": event time}. Events before that time are not needed any more.

@@ -40,7 +40,7 @@ from jobs.control.epochs import (
     next_step,
 )
 from jobs.control.incidents import report_of
-from jobs.pipelines.spec import control_of
+from jobs.pipelines.layout import control_of
 from jobs.refusal import Refusal
 from jobs.storage.documents import Documents
 from jobs.storage.folders import Folder

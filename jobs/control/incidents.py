@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.pipelines import INGEST
-from jobs.pipelines.spec import INCIDENTS
+from jobs.pipelines.layout import INCIDENTS
 from jobs.storage.documents import UNREADABLE, Documents, Report
 from jobs.storage.folders import Folder
 

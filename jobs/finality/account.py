@@ -25,8 +25,9 @@ from jobs.finality.recompute import read_events
 from jobs.lake.drift import Accounts, FinalFiles, Taken, ask_to_prune, final_files
 from jobs.lake.final import TIME, FinalTable
 from jobs.lake.states import Header, has_events, removed
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at, slice_named
-from jobs.pipelines.spec import Pipeline, WindowKind
+from jobs.pipelines.window import WindowKind
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder

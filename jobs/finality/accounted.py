@@ -13,8 +13,8 @@ from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.states import Counted, Header
 from jobs.pipelines.days import day_of
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
-from jobs.pipelines.spec import Pipeline
 from jobs.settings import KeptDays
 from jobs.storage.folders import Folder
 

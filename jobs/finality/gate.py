@@ -20,7 +20,8 @@ from jobs.finality.tries import StagedSlice
 from jobs.lake.checksums import checksum
 from jobs.lake.final import INPUTS, FinalTable, columns_of
 from jobs.lake.states import State
-from jobs.pipelines.spec import Pipeline, Severity
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.window import Severity
 from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, audit
 from jobs.quality.verdict import Failure, Verdict

@@ -10,8 +10,8 @@ from functools import partial
 
 from jobs.lake.events import Landed
 from jobs.lake.states import ROLLED_BACK, Counted, Entry, Header, Known, State, Topic, is_in_time, is_of
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at, slice_named
-from jobs.pipelines.spec import Pipeline
 from jobs.storage.folders import Folder
 
 # A run has computed these slices up to some offsets, and has not published them.

@@ -19,8 +19,9 @@ from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.states import Counted, Header, Known, Request, Topic, first_whole
 from jobs.pipelines.days import day_of, days_between, incomplete_days, settled_before_ms, tide_line
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_named
-from jobs.pipelines.spec import Pipeline, Source
+from jobs.pipelines.source import Source
 from jobs.storage.folders import Folder
 
 

@@ -35,8 +35,8 @@ from jobs.lake.states import (
     survey,
     with_late,
 )
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice
-from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 

@@ -22,8 +22,8 @@ from jobs.lake.checksums import checksum
 from jobs.lake.final import FinalTable, Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.lake.ledger import Ledger
 from jobs.lake.states import ROLLED_BACK, Counted, Entry, Header, State, early, is_passed, reconciled
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import runs_of, slice_named
-from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays, Settings
 from jobs.storage.folders import Folder

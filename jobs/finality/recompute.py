@@ -15,8 +15,9 @@ from jobs.finality.runs import Plan, RunFolder
 from jobs.finality.tries import StagedSlice, Try, stop_when_task_ends
 from jobs.lake.events import Landed
 from jobs.lake.final import INPUTS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, runs_of
-from jobs.pipelines.spec import Pipeline, Source
+from jobs.pipelines.source import Source
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder

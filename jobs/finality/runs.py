@@ -18,8 +18,8 @@ import pyarrow as pa
 from jobs.control.incidents import report_of
 from jobs.finality.tries import StagedSlice
 from jobs.lake.states import Boundary, Entry, State
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_named
-from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
 from jobs.storage.documents import UNREADABLE, Report, keep_copy
 from jobs.storage.folders import Folder, last_written, make_folder, remove, whole, write_whole

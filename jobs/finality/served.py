@@ -13,9 +13,10 @@ from jobs.lake.checksums import checksum
 from jobs.lake.final import FinalTable, columns_of
 from jobs.lake.query import Lake, NotThereError
 from jobs.lake.states import Header
+from jobs.pipelines.layout import BATCHES_SLICE
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.relations import table_name
 from jobs.pipelines.slices import Slice, slice_at
-from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, check_served
 from jobs.quality.suite import SERVED

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
-from jobs.pipelines.spec import BATCHES_SLICE
+from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import read, write
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from jobs.lake.final import columns_of
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.pipeline import Pipeline
 
 _EMPTY = "0" * 32
 

@@ -24,8 +24,9 @@ from jobs.lake.delta.fenced import FencedTable, dataset, files_with_sizes, opene
 from jobs.lake.final import TIME, arrow_type, columns_of
 from jobs.lake.folding import by_day, of_day, stored
 from jobs.lake.tables import PRUNE, Note, note_at
+from jobs.pipelines.layout import BATCHES_SLICE
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_named
-from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
 from jobs.storage.folders import Folder, remove
 from jobs.storage.parquet import files_in, write
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from jobs.lake.delta.fenced import value_of
-from jobs.pipelines.spec import HOUR_MS
+from jobs.pipelines.layout import HOUR_MS
 
 # The first turn may find years. A commit with more files would hold up the stream.
 MOST_FILES = 20_000

@@ -18,8 +18,10 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.lake.delta.fenced import dataset, files_with_sizes
 from jobs.lake.event_hours import hour_ms
 from jobs.lake.tables import Note, note_at
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, runs_of
-from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
+from jobs.pipelines.source import Source
 from jobs.storage.folders import Folder
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -45,8 +45,9 @@ from jobs.lake.folding import (
     write_without,
 )
 from jobs.lake.states import Header
+from jobs.pipelines.layout import HEADERS_SLICE
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_named
-from jobs.pipelines.spec import HEADERS_SLICE, Pipeline
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays
 from jobs.storage.folders import Folder

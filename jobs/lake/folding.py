@@ -25,8 +25,9 @@ from deltalake import DeltaTable
 from jobs.lake.delta.fenced import for_each, value_of
 from jobs.lake.delta.merging import GOOD_FILE_BYTES, File, similar
 from jobs.pipelines.days import settled_before_ms
+from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, runs_of, slice_named
-from jobs.pipelines.spec import HEADERS_SLICE, HOUR_MS, ROWS_SLICE, Pipeline
 from jobs.storage.folders import Folder, write_whole
 from jobs.storage.parquet import arrow_place
 

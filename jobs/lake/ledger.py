@@ -14,8 +14,8 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.lake.delta.fenced import Action, FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.lake.final import TIME, adapt
 from jobs.lake.states import Boundary, Counted, Entry, State
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_named
-from jobs.pipelines.spec import Pipeline
 from jobs.settings import KeptDays
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import write

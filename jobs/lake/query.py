@@ -23,8 +23,8 @@ from jobs.lake.final import live_schema, schema_of
 from jobs.lake.ledger import SCHEMA as LEDGER
 from jobs.lake.query_names import require_harmless
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.layout import INCIDENTS
 from jobs.pipelines.relations import relations, table_name, tables
-from jobs.pipelines.spec import INCIDENTS
 from jobs.refusal import Refusal
 from jobs.settings import QueryLimits
 from jobs.storage.folders import Folder

@@ -8,8 +8,10 @@ from typing import Self
 import msgspec
 
 from jobs.pipelines.days import DAY_MS, day_of
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between, start_ms_of
-from jobs.pipelines.spec import HOUR_MS, Pipeline, Source
+from jobs.pipelines.source import Source
 from jobs.times import iso
 
 # One broker says what time it is, the leader of each partition stamps arrivals: their clocks may differ by this much.

@@ -29,7 +29,7 @@ from jobs.lake.delta.fenced import (
 )
 from jobs.lake.delta.log import open_whole, said
 from jobs.lake.event_hours import KeptEvents, old_hours
-from jobs.pipelines.spec import BATCHES_SLICE
+from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.refusal import Refusal
 from jobs.settings import replaced_kept_minutes
 from jobs.storage.folders import Folder, remove

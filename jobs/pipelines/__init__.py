@@ -2,10 +2,13 @@
 
 from typing import TypeVar
 
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.shipped.rolling_sum import ROLLING_SUM, ROLLING_SUM_SLIDING
 from jobs.pipelines.shipped.sources import CLICKS, LINES, NUMBERS, ORDERS, PAYMENTS, RAW_DATA
 from jobs.pipelines.shipped.word_count import WORD_COUNT
-from jobs.pipelines.spec import CLOCK, Pipeline, RefusedDefinitionError, Source, Topic, WindowKind
+from jobs.pipelines.source import CLOCK, Source, Topic
+from jobs.pipelines.window import WindowKind
 
 INGEST = "ingest"
 

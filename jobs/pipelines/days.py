@@ -6,8 +6,9 @@ are final is known from the log of the final table alone, so a plan opens the fi
 
 from collections.abc import Callable, Collection, Mapping
 
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_at
-from jobs.pipelines.spec import HOUR_MS, Pipeline
 
 DAY_MS = 24 * HOUR_MS
 # Beside the source's horizon: clocks may differ, and what has arrived is landed a little later.

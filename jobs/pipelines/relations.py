@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobs.pipelines import PIPELINES, SOURCES
-from jobs.pipelines.spec import BATCHES_SLICE, INCIDENTS, Pipeline, RefusedDefinitionError, Source
+from jobs.pipelines.layout import BATCHES_SLICE, INCIDENTS
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.rules import RefusedDefinitionError
+from jobs.pipelines.source import Source
 
 _INCIDENTS = "lake_incidents"
 _OF_A_SLICE = (

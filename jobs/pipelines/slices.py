@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 
-from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.rules import RefusedDefinitionError
 
 _FORMAT = "%Y%m%dT%H%M%SZ"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.pipeline import Pipeline
 from jobs.quality import page, suite
 from jobs.quality.frames import NO_SLICE, Broken, Rows, rows_of
 from jobs.quality.suite import Rule

@@ -8,8 +8,8 @@ from typing import Any, Protocol, Self
 
 import pandas as pd
 
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
-from jobs.pipelines.spec import Pipeline
 from jobs.quality.suite import SLICE_OF_WINDOW, Rule
 
 # How rows without a slice are called where names are shown.

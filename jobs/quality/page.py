@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from jobs.pipelines.spec import Severity
+from jobs.pipelines.window import Severity
 from jobs.quality.validation import render
 from jobs.quality.verdict import Failure
 from jobs.storage.folders import Folder, write_whole, written

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from jobs.pipelines.spec import Pipeline, Severity
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.window import Severity
 
 # No column of a pipeline begins with an underscore.
 SLICE_OF_WINDOW = "_slice_of_window"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jobs.pipelines.spec import Severity
+from jobs.pipelines.window import Severity
 
 
 @dataclass(frozen=True, kw_only=True)

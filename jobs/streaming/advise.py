@@ -17,7 +17,9 @@ from rich.text import Text
 from jobs.lake.delta.fenced import dataset
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.pipelines.spec import HOUR_MS, Pipeline, WindowKind
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.window import WindowKind
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 

@@ -16,7 +16,7 @@ from jobs.control.epochs import STOP_SECONDS, Epoch, Health, Stop, Wait, failure
 from jobs.control.folder import Control, death_of
 from jobs.control.incidents import Incidents, crash_loop, failed_run, full_disk, stalled
 from jobs.pipelines import STREAMS
-from jobs.pipelines.spec import dag_id_of
+from jobs.pipelines.layout import dag_id_of
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 from jobs.times import utc

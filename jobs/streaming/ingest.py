@@ -22,7 +22,8 @@ from jobs.control.room import Room
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.tables import TableWriter, last_note
 from jobs.pipelines import INGEST, SOURCES
-from jobs.pipelines.spec import HOUR_MS, Source
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.source import Source
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
 from jobs.storage.spark_files import write_counted

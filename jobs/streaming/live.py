@@ -16,7 +16,8 @@ from jobs.control.checkpoint import Checkpoint
 from jobs.control.folder import Lease
 from jobs.control.room import Room
 from jobs.lake.tables import PRUNE, TableWriter, last_note
-from jobs.pipelines.spec import BATCHES_SLICE, Pipeline
+from jobs.pipelines.layout import BATCHES_SLICE
+from jobs.pipelines.pipeline import Pipeline
 from jobs.settings import Settings, binding_conf
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import write

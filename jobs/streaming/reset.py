@@ -28,7 +28,8 @@ from jobs.failpoints import FailPoint, reach
 from jobs.lake.delta.fenced import rows_by_partition
 from jobs.lake.tables import Note, Ranges, TableWriter, last_note
 from jobs.pipelines import INGEST, PIPELINES, SOURCES, STREAMS
-from jobs.pipelines.spec import BATCHES_SLICE, Source, checkpoint_of
+from jobs.pipelines.layout import BATCHES_SLICE, checkpoint_of
+from jobs.pipelines.source import Source
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder

@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from jobs.pipelines.spec import Format, Source
+from jobs.pipelines.source import Format, Source
 from jobs.traffic.wire import Record
 
 Corruption = Callable[[Source, Record, Random], Record]

@@ -11,7 +11,7 @@ from random import Random
 
 from jobs.broker.kafka import describe
 from jobs.pipelines import SOURCES
-from jobs.pipelines.spec import Source
+from jobs.pipelines.source import Source
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 from jobs.traffic.corruption import corrupted, kinds

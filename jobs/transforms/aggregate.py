@@ -7,7 +7,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType
 
-from jobs.pipelines.spec import Pipeline, RefusedDefinitionError, Window, WindowKind
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.rules import RefusedDefinitionError
+from jobs.pipelines.window import Window, WindowKind
 
 SLICE_FORMAT = "yyyyMMdd'T'HHmmss'Z'"
 

@@ -3,7 +3,7 @@
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.pipeline import Pipeline
 
 
 def is_ahead(pipeline: Pipeline) -> Column:

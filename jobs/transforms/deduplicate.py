@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from jobs.pipelines.spec import Source
+from jobs.pipelines.source import Source
 
 
 def first_arrivals(events: DataFrame, source: Source) -> DataFrame:

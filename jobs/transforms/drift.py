@@ -12,7 +12,8 @@ from operator import or_
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from jobs.pipelines.spec import Measure, Pipeline
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.window import Measure
 from jobs.transforms.aggregate import measure, slice_of, transform, window_of
 from jobs.transforms.counted import is_ahead
 

@@ -3,7 +3,7 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.pipeline import Pipeline
 
 _ISO_UTC = "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from jobs.pipelines.spec import Field, Format, Source
+from jobs.pipelines.source import Field, Format, Source
 
 _TEXT, _KEY = "CAST(_value AS STRING)", "CAST(_key AS STRING)"
 _MILLISECONDS = "r'^-?[0-9]{1,18}$'"

@@ -15,7 +15,7 @@ from jobs.finality.planning import writing
 from jobs.finality.runs import KEPT_SECONDS, discard_old, old_runs
 from jobs.lake.delta.freeing import free_tables
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.pipeline import Pipeline
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays
 from jobs.storage.documents import UNREADABLE

@@ -28,8 +28,8 @@ from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable, Publication, columns_of
 from jobs.lake.query import Lake
 from jobs.lake.states import Request, closes_at
+from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.slices import Slice, slices_between
-from jobs.pipelines.spec import HOUR_MS
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder, remove

@@ -24,8 +24,8 @@ from jobs.lake.ledger import Ledger
 from jobs.lake.states import Boundary, Counted, Entry, Header, State, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST, PIPELINES
+from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.slices import Slice, slice_at, slice_named
-from jobs.pipelines.spec import BATCHES_SLICE
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import write

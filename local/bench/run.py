@@ -28,7 +28,7 @@ from jobs.broker import topics
 from jobs.broker.kafka import admin, client_options
 from jobs.lake.query import Lake
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
-from jobs.pipelines.spec import Topic
+from jobs.pipelines.source import Topic
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from jobs.traffic import generator as traffic

@@ -29,8 +29,9 @@ from jobs import session
 from jobs.broker.kafka import admin, require
 from jobs.broker.streams import arrow_schema
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slices_between
-from jobs.pipelines.spec import HOUR_MS, Pipeline
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming.ingest import landed

@@ -23,8 +23,10 @@ from jobs.lake.ledger import Ledger
 from jobs.lake.states import Boundary, Counted, Entry, Header, State, closes_at, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST
+from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice
-from jobs.pipelines.spec import BATCHES_SLICE, HOUR_MS, Pipeline, Source
+from jobs.pipelines.source import Source
 from jobs.settings import KeptDays, Settings
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import write

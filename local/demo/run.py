@@ -13,7 +13,7 @@ from jobs.airflow_api.client import AirflowApi
 from jobs.lake.answers import as_text
 from jobs.lake.query import Lake
 from jobs.pipelines import INGEST, PIPELINES
-from jobs.pipelines.spec import dag_id_of
+from jobs.pipelines.layout import dag_id_of
 from jobs.refusal import Refusal
 from local.platform.report import addresses
 from local.platform.stack import Report, Stack

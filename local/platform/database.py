@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from jobs.pipelines import STREAMS
-from jobs.pipelines.spec import dag_id_of
+from jobs.pipelines.layout import dag_id_of
 from jobs.settings import environment, whole_number
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from jobs.pipelines.spec import control_of
+from jobs.pipelines.layout import control_of
 from jobs.refusal import Refusal
 from jobs.storage.documents import Documents
 from jobs.storage.folders import Folder

@@ -26,8 +26,9 @@ from jobs.finality.plan_inputs import line_of
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
+from jobs.pipelines.layout import dag_id_of
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
-from jobs.pipelines.spec import Pipeline, dag_id_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from airflow.sdk import Asset, CronPartitionTimetable
 
 from jobs.lake.states import CLOCK_SKEW_MS, closes_at
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import Slice, slice_at
-from jobs.pipelines.spec import CLOCK_TOLERANCE_MS, Pipeline, RefusedDefinitionError
+from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 
 # What Airflow's own partition mappers read where nothing else is said.
 KEY_FORMAT = "%Y-%m-%dT%H:%M:%S"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jobs.lake.states import MAX_SLICES, Request
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slices_between
-from jobs.pipelines.spec import Pipeline
 from jobs.refusal import Refusal
 from jobs.times import parse_time
 from tideline_airflow.partitions import slice_of

@@ -3,7 +3,7 @@
 import pytest
 
 from jobs.broker.clock import check_local
-from jobs.pipelines.spec import CLOCK_TOLERANCE_MS
+from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 
 NOON_MS = 1_769_860_800_000

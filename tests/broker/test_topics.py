@@ -7,7 +7,7 @@ from rich.console import Console
 
 from jobs import pipelines
 from jobs.broker.topics import Action, Actual, Step, markdown, plan, require_no_refusal, table
-from jobs.pipelines.spec import Topic
+from jobs.pipelines.source import Topic
 from jobs.refusal import Refusal
 
 KEYED = Topic(

@@ -25,8 +25,8 @@ from kafka import KafkaAdminClient, KafkaProducer
 from jobs.airflow_api.client import AirflowApi
 from jobs.broker.kafka import admin, client_options
 from jobs.pipelines import INGEST, PIPELINES, topics
+from jobs.pipelines.layout import dag_id_of
 from jobs.pipelines.slices import slice_at
-from jobs.pipelines.spec import dag_id_of
 from jobs.settings import PROJECT, KafkaSettings
 from local.platform.ports import free_ports
 from tests import processes

@@ -24,7 +24,7 @@ from jobs.control.incidents import (
     unexplained,
 )
 from jobs.lake.query import incidents_table
-from jobs.pipelines.spec import INCIDENTS
+from jobs.pipelines.layout import INCIDENTS
 from jobs.storage.documents import Documents
 from tests import processes
 

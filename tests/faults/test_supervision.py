@@ -24,7 +24,7 @@ from jobs.control.epochs import LOOP_FAILURES, Epoch, Health
 from jobs.control.folder import Control
 from jobs.control.incidents import Incident, Incidents, full_disk
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.spec import checkpoint_of, dag_id_of
+from jobs.pipelines.layout import checkpoint_of, dag_id_of
 from jobs.streaming.fleet import Fleet
 from jobs.traffic import generator as traffic
 from local.platform.drivers import is_driver

@@ -25,8 +25,10 @@ from jobs.lake.query import Lake
 from jobs.lake.states import Counted, Entry, Header, State
 from jobs.lake.tables import PRUNE, Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at, slices_between
-from jobs.pipelines.spec import HOUR_MS, Pipeline, Window
+from jobs.pipelines.window import Window
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from tests.judges.naive_stream import T0, Batch, Event, Scene, at

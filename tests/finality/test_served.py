@@ -16,7 +16,7 @@ from jobs.lake.final import FinalTable, live_schema
 from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
-from jobs.pipelines.spec import Measure
+from jobs.pipelines.window import Measure
 from jobs.refusal import Refusal
 from tests.lake import test_final as finals
 from tests.lake.test_query import EVENTS, Table

@@ -20,7 +20,7 @@ from jobs.lake.ledger import Ledger
 from jobs.lake.states import Boundary, Header, closes_at
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at, slice_named
-from jobs.pipelines.spec import CLOCK, CLOCK_TOLERANCE_MS
+from jobs.pipelines.source import CLOCK, CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming import ingest, live

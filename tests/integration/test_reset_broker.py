@@ -22,7 +22,8 @@ from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.query import Lake
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES, SOURCES
-from jobs.pipelines.spec import Measure, Pipeline
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.window import Measure
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming import ingest, live, reset

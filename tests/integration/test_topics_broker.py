@@ -39,7 +39,7 @@ from jobs.broker.kafka import admin, client_options, describe, states, topic_ids
 from jobs.broker.topics import Action
 from jobs.finality import final_topic, planning
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.spec import Topic
+from jobs.pipelines.source import Topic
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from jobs.streaming import reset

@@ -10,10 +10,11 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.shipped.sources import ORDERS
 from jobs.pipelines.slices import slice_at
-from jobs.pipelines.spec import Measure, Pipeline
-from jobs.pipelines.spec import Window as Windows
+from jobs.pipelines.window import Measure
+from jobs.pipelines.window import Window as Windows
 from jobs.transforms import drift
 from tests.judges import oracle
 from tests.judges.oracle import State

@@ -19,7 +19,7 @@ from jobs.finality.publishing import Published
 from jobs.finality.runs import RunFolder, Work
 from jobs.finality.tries import StagedSlice, Try
 from jobs.lake.states import Request, State, closes_at
-from jobs.pipelines.spec import CLOCK_TOLERANCE_MS
+from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from tests.judges.simulated_broker import SKEW_MS
 from tests.judges.simulated_tables import FinalModel, LandedModel, LedgerModel

@@ -24,8 +24,8 @@ from jobs.lake.ledger import Ledger
 from jobs.lake.states import State
 from jobs.lake.tables import TableWriter, last_note
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.layout import HOUR_MS, ROWS_SLICE
 from jobs.pipelines.slices import slice_named
-from jobs.pipelines.spec import HOUR_MS, ROWS_SLICE
 from jobs.refusal import Refusal
 from jobs.storage import folders
 from tests.judges.power_cut import Cut, Disk, watched

@@ -26,7 +26,7 @@ from jobs.lake import states
 from jobs.lake.states import CLOCK_SKEW_MS, Boundary, Entry, Request, State
 from jobs.pipelines import days
 from jobs.pipelines.slices import slice_at, slice_named, slices_between
-from jobs.pipelines.spec import CLOCK_TOLERANCE_MS
+from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from jobs.streaming.reset import To
 from tests.judges.simulated_broker import SKEW_MS, Broker

@@ -16,8 +16,8 @@ from jobs.lake.delta.fenced import files_with_sizes, rows_by_partition
 from jobs.lake.drift import Live
 from jobs.lake.tables import Manifest, TableWriter, note_at
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
-from jobs.pipelines.spec import Pipeline
 from jobs.streaming import live
 from tests.lake.test_tables import note
 

@@ -27,8 +27,10 @@ from jobs.lake.states import CLOCK_SKEW_MS, Known, Request, Topic, needed_from_m
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import tide_line
+from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_at, slices_between
-from jobs.pipelines.spec import HOUR_MS, Pipeline, Window
+from jobs.pipelines.window import Window
 from jobs.refusal import Refusal
 from jobs.streaming import ingest
 from tests.lake.test_query import EVENTS

@@ -28,7 +28,7 @@ from jobs.lake.query import Lake
 from jobs.lake.states import Boundary, Counted, Entry, Header, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
-from jobs.pipelines.spec import Measure
+from jobs.pipelines.window import Measure
 from jobs.refusal import Refusal
 
 SUM = PIPELINES["rolling_sum"]

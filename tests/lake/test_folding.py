@@ -24,8 +24,10 @@ from jobs.lake.final import FinalTable, Publication, columns_of
 from jobs.lake.folding import Stored, due, stored
 from jobs.lake.query import Lake
 from jobs.lake.states import Header
+from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between
-from jobs.pipelines.spec import HEADERS_SLICE, HOUR_MS, ROWS_SLICE, Measure, Pipeline
+from jobs.pipelines.window import Measure
 from jobs.refusal import Refusal
 from tests.lake import test_final as finals
 

@@ -25,8 +25,9 @@ from jobs.lake.states import (
 )
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import DAY_MS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_at, slices_between
-from jobs.pipelines.spec import Pipeline, Severity
+from jobs.pipelines.window import Severity
 
 SUM = PIPELINES["rolling_sum"]
 SLIDING = PIPELINES["rolling_sum_sliding"]

@@ -19,8 +19,8 @@ from jobs.lake import final as final_module
 from jobs.lake.delta.fenced import value_of
 from jobs.lake.final import FinalTable
 from jobs.lake.states import Header
+from jobs.pipelines.layout import HOUR_MS, ROWS_SLICE
 from jobs.pipelines.slices import Slice, slices_between
-from jobs.pipelines.spec import HOUR_MS, ROWS_SLICE
 from jobs.settings import Settings
 from tests.lake.test_final import plan_of, work_of
 from tests.lake.test_folding import AN_HOUR, DAYS_LATER, HOURS_LATER, SUM, T0, folders, never, publish, staged

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.control import incidents
 from jobs.pipelines import PIPELINES, SOURCES
-from jobs.pipelines.spec import Source
+from jobs.pipelines.source import Source
 from jobs.settings import PROJECT, KeptDays
 from local import pages
 

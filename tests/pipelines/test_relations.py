@@ -8,10 +8,12 @@ import duckdb
 import pytest
 
 from jobs.pipelines import PIPELINES, SOURCES, relations
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.relations import relations as all_relations
 from jobs.pipelines.relations import table_name
 from jobs.pipelines.relations import tables as all_tables
-from jobs.pipelines.spec import Pipeline, RefusedDefinitionError, View
+from jobs.pipelines.rules import RefusedDefinitionError
+from jobs.pipelines.window import View
 
 RELATIONS, TABLES = all_relations(), all_tables()
 _DUCKDB_TYPES = {"STRING": "VARCHAR"}

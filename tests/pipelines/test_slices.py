@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import Slice, runs_of, slice_at, slice_named, slices_between
-from jobs.pipelines.spec import RefusedDefinitionError
 
 SUM = PIPELINES["rolling_sum"]
 times = st.integers(0, 4_000_000_000_000)

@@ -10,24 +10,11 @@ from hypothesis import strategies as st
 
 from jobs import pipelines
 from jobs.pipelines import INGEST, PIPELINES, SOURCES, STREAMS
-from jobs.pipelines.spec import (
-    CLOCK,
-    Check,
-    Field,
-    Format,
-    Measure,
-    Pipeline,
-    RefusedDefinitionError,
-    Severity,
-    Source,
-    Topic,
-    View,
-    Window,
-    WindowKind,
-    checkpoint_of,
-    control_of,
-    dag_id_of,
-)
+from jobs.pipelines.layout import checkpoint_of, control_of, dag_id_of
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.rules import RefusedDefinitionError
+from jobs.pipelines.source import CLOCK, Field, Format, Source, Topic
+from jobs.pipelines.window import Check, Measure, Severity, View, Window, WindowKind
 
 TS = Field(name="ts", type="BIGINT")
 VALUE = Field(name="value", type="DECIMAL(18,6)")

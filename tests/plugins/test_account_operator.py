@@ -12,7 +12,7 @@ import pytest
 
 from jobs.lake.ledger import Ledger
 from jobs.lake.states import Entry, State
-from jobs.pipelines.spec import Window
+from jobs.pipelines.window import Window
 from jobs.settings import Settings
 from tests.finality.test_account import PIPELINE, Made
 from tests.finality.test_account_kept import done, name

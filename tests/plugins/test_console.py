@@ -16,7 +16,7 @@ from jobs.control.epochs import STALE_SECONDS, Beat, Owner, Phase, QueryProgress
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
 from jobs.pipelines import STREAMS
-from jobs.pipelines.spec import dag_id_of
+from jobs.pipelines.layout import dag_id_of
 from tideline_airflow.console import streams
 from tideline_airflow.console.app import app
 

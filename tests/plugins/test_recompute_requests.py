@@ -11,8 +11,8 @@ from croniter import croniter
 
 from jobs.lake.states import CLOCK_SKEW_MS, closes_at
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import Slice, slice_named
-from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
 from tideline_airflow.partitions import (
     cron_of,

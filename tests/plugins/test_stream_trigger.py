@@ -30,7 +30,7 @@ from jobs.control.epochs import (
 from jobs.control.folder import Control, Lease
 from jobs.control.incidents import Incidents, crash_loop, full_disk, stalled
 from jobs.control.room import Room
-from jobs.pipelines.spec import INCIDENTS, control_of
+from jobs.pipelines.layout import INCIDENTS, control_of
 from jobs.storage.documents import Documents
 from tests.processes import wait_until
 from tideline_airflow.triggers import streaming as module

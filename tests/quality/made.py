@@ -10,7 +10,7 @@ import pandas as pd
 from hypothesis import strategies as st
 
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.spec import Check, Severity
+from jobs.pipelines.window import Check, Severity
 
 FIRST = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SLICES = ("20260131T120000Z", "20260131T120100Z", "20260131T120200Z")

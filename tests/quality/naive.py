@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from jobs.pipelines.spec import Check, Severity
+from jobs.pipelines.window import Check, Severity
 from tests.quality.made import FIRST, SLICES
 
 Row = dict[str, Any]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.pipelines.spec import Check, Severity
+from jobs.pipelines.window import Check, Severity
 from jobs.quality.audit import CouldNotCheckError, Failure, audit, check_served
 from tests.quality import made, naive
 from tests.quality.made import BILLION, PIPELINE, SLICES, row

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.pipelines.spec import Check, Measure
+from jobs.pipelines.window import Check, Measure
 from jobs.quality.audit import CouldNotCheckError, audit
 from tests.quality import made
 from tests.quality.made import BILLION, PIPELINE, SLICES, row

@@ -22,7 +22,7 @@ from jobs.control import folder as control_module
 from jobs.control.checkpoint import Checkpoint, Offsets
 from jobs.control.epochs import Epoch, Health, Owner, Phase, Receipt, Stop
 from jobs.control.folder import Control, Lease, LeaseLostError
-from jobs.pipelines.spec import control_of
+from jobs.pipelines.layout import control_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.documents import Documents

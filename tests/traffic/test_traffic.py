@@ -17,7 +17,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
 from jobs.pipelines import SOURCES
-from jobs.pipelines.spec import Format, Source
+from jobs.pipelines.source import Format, Source
 from jobs.refusal import Refusal
 from jobs.traffic import generator as traffic
 from jobs.traffic.corruption import corrupted, kinds

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.spec import Measure, RefusedDefinitionError
+from jobs.pipelines.rules import RefusedDefinitionError
+from jobs.pipelines.window import Measure
 from jobs.transforms.aggregate import aggregate, inputs_of_windows
 from tests.judges import oracle
 from tests.judges.oracle import Event, Record

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at, slice_named
-from jobs.pipelines.spec import Measure, Pipeline
+from jobs.pipelines.window import Measure
 from jobs.transforms import drift
 from tests.judges.naive_stream import (
     BY_CUSTOMER,

@@ -12,7 +12,7 @@ from jobs.control.incidents import Incidents
 from jobs.finality import planning
 from jobs.finality.runs import RunFolder, slices_left
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.spec import INCIDENTS
+from jobs.pipelines.layout import INCIDENTS
 from jobs.settings import KeptDays
 from jobs.storage.documents import Documents
 from jobs.upkeep import old_files as upkeep

@@ -1,7 +1,8 @@
 """Per series: total, mean and number of events of each second; tumbling, and sliding by 250 ms."""
 
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.shipped.sources import NUMBERS
-from jobs.pipelines.spec import Check, Measure, Pipeline, Window
+from jobs.pipelines.window import Check, Measure, Window
 
 _TRANSFORM = "SELECT event_time, key, value FROM {numbers}"
 _MEASURES = (

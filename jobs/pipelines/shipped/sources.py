@@ -1,6 +1,6 @@
 """Every source topic and what its records look like."""
 
-from jobs.pipelines.spec import Field, Format, Source
+from jobs.pipelines.source import Field, Format, Source
 
 NUMBERS = Source(
     name="numbers",

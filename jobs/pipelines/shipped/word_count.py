@@ -1,7 +1,8 @@
 r"""Words per minute: lower case, split on `\W+` (Unicode), empty tokens dropped."""
 
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.shipped.sources import LINES
-from jobs.pipelines.spec import Check, Measure, Pipeline, View, Window
+from jobs.pipelines.window import Check, Measure, View, Window
 
 WORD_COUNT = Pipeline(
     name="word_count",

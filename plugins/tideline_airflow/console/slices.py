@@ -18,8 +18,9 @@ from jobs.lake.ledger import Ledger
 from jobs.lake.states import Entry, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import tide_line
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import slice_named
-from jobs.pipelines.spec import Pipeline, RefusedDefinitionError
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
 from jobs.times import iso

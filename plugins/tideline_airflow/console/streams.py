@@ -14,7 +14,7 @@ from jobs.control.epochs import Epoch, Health, failures
 from jobs.control.folder import Control, death_of, tail
 from jobs.control.incidents import Incidents
 from jobs.pipelines import STREAMS
-from jobs.pipelines.spec import dag_id_of
+from jobs.pipelines.layout import dag_id_of
 from jobs.settings import Settings
 from jobs.times import utc
 from tideline_airflow.links import driver_logs

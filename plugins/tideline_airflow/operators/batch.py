@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from jobs.control.room import Room
 from jobs.finality.tries import TASK_VARIABLE, process_words
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.spec import Pipeline
+from jobs.pipelines.pipeline import Pipeline
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook

@@ -7,8 +7,8 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from jobs.finality.runs import RunFolder
 from jobs.lake.states import Entry, State
+from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import slice_named
-from jobs.pipelines.spec import RefusedDefinitionError
 from jobs.refusal import Refusal
 from tideline_airflow.links import SlicesLink
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH

@@ -14,7 +14,7 @@ from jobs.control.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents, crash_loop, failed_run, stalled
 from jobs.control.room import Room
-from jobs.pipelines.spec import dag_id_of
+from jobs.pipelines.layout import dag_id_of
 from jobs.storage.folders import folder_at
 from jobs.times import utc
 from tideline_airflow.links import CONSOLE

@@ -1,0 +1,72 @@
+"""What a definition may not say, refused where it is written, with the way out."""
+
+import re
+from collections.abc import Iterable
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_EXACT_TYPE = re.compile(r"BIGINT|STRING|TIMESTAMP|DECIMAL\((\d{1,2}),(\d{1,2})\)")
+_TOKEN = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`)|\s+""")
+
+
+class RefusedDefinitionError(ValueError):
+    """A definition that cannot hold its promises. The text names the way out."""
+
+
+def require(condition: bool, refusal: str) -> None:
+    """Refuse a definition for which the condition does not hold."""
+    if not condition:
+        raise RefusedDefinitionError(refusal)
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a name that cannot become a topic, a table and a DAG id."""
+    require(
+        _NAME.fullmatch(name) is not None,
+        f"{what} name={name!r} must match {_NAME.pattern}: it becomes a topic, a table and a DAG id",
+    )
+
+
+def check_type(what: str, sql_type: str) -> None:
+    """Refuse a type whose values would not be exact."""
+    exact = _EXACT_TYPE.fullmatch(sql_type)
+    require(
+        exact is not None,
+        f"{what} type={sql_type!r} is not one of BIGINT, STRING, TIMESTAMP, DECIMAL(p,s); "
+        "a DOUBLE gives another last digit in another order: use DECIMAL(18,6)",
+    )
+    if exact and exact[1]:
+        precision, scale = int(exact[1]), int(exact[2])
+        require(
+            0 < precision <= 38 and scale <= precision,
+            f"{what} type={sql_type!r}: precision goes from 1 to 38, scale from 0 to the precision",
+        )
+
+
+def check_unique(what: str, names: Iterable[str]) -> None:
+    """Refuse names of which two are the same."""
+    seen: set[str] = set()
+    for name in names:
+        require(name not in seen, f"{what} {name!r} is defined twice: rename one of the two")
+        seen.add(name)
+
+
+def check_sql(what: str, text: str) -> None:
+    """A first look at SQL text; Spark's own analysis follows in the plan."""
+    depth, quote = 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"`":
+            quote = char
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+            require(depth >= 0, f"{what} is not SQL, a ')' has no '(': {text!r}")
+    require(bool(text.strip()), f"{what} is empty: write a Spark SQL expression")
+    require(not quote, f"{what} is not SQL, a {quote} is not closed: {text!r}")
+    require(depth == 0, f"{what} is not SQL, a '(' is not closed: {text!r}")
+    require(";" not in text, f"{what} holds a ';': write one expression, not a script: {text!r}")
+
+
+def one_space(sql: str) -> str:
+    """White space between tokens means nothing; between quotes it does."""
+    return _TOKEN.sub(lambda token: token[1] or " ", sql).strip()
