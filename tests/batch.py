@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from jobs.broker import kafka
 from jobs.finality import gate, planning, publishing, recompute
+from jobs.finality.due import Request
 from jobs.finality.planning import Planned
 from jobs.finality.publishing import Published
 from jobs.finality.runs import RunFolder
-from jobs.lake.states import Request
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice
 from jobs.settings import Settings

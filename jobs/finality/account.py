@@ -20,13 +20,14 @@ from jobs.control.events_needed import say_needed
 from jobs.control.incidents import Incidents, unexplained
 from jobs.finality import accounted
 from jobs.finality.accounted import Progress, Seen, ready, see
+from jobs.finality.due import removed
 from jobs.finality.planning import writing
 from jobs.finality.recompute import read_events
 from jobs.lake.drift import Accounts, FinalFiles, Taken, ask_to_prune, final_files
 from jobs.lake.final import TIME, FinalTable
-from jobs.lake.states import Header, has_events, removed
+from jobs.lake.slices import Header
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import slice_at, slice_named
+from jobs.pipelines.slices import has_events, slice_at, slice_named
 from jobs.pipelines.window import WindowKind
 from jobs.refusal import Refusal
 from jobs.settings import Settings

@@ -10,8 +10,8 @@ from jobs.finality.plan_inputs import line_of, whole_from_ms
 from jobs.lake.drift import Accounts, Live, pruned_before
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Ledger
-from jobs.lake.states import Counted, Header
+from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.slices import Header
 from jobs.pipelines.days import day_of
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at

@@ -11,7 +11,7 @@ from kafka import KafkaProducer
 
 from jobs.broker.kafka import client_options
 from jobs.lake.final import columns_of
-from jobs.lake.states import Header
+from jobs.lake.slices import Header
 from jobs.pipelines.pipeline import Pipeline
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings

@@ -19,7 +19,7 @@ from jobs.finality.runs import KEPT_SECONDS, Plan, RunFolder, Work, name_of
 from jobs.finality.tries import StagedSlice
 from jobs.lake.checksums import checksum
 from jobs.lake.final import INPUTS, FinalTable, columns_of
-from jobs.lake.states import State
+from jobs.lake.slices import State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Severity
 from jobs.quality import page

@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from jobs.finality.due import Known, Topic
 from jobs.lake.events import Landed
-from jobs.lake.states import ROLLED_BACK, Counted, Entry, Header, Known, State, Topic, is_in_time, is_of
+from jobs.lake.ledger import Counted
+from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_of
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import slice_at, slice_named
+from jobs.pipelines.slices import is_in_time, slice_at, slice_named
 from jobs.storage.folders import Folder
 
 # A run has computed these slices up to some offsets, and has not published them.

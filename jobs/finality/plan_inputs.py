@@ -12,15 +12,16 @@ from kafka import KafkaAdminClient
 
 from jobs.broker.clock import Clock
 from jobs.broker.kafka import require
+from jobs.finality.due import Known, Request, Topic
 from jobs.finality.late import count_late, tell_apart
 from jobs.finality.runs import slices_left
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Ledger
-from jobs.lake.states import Counted, Header, Known, Request, Topic, first_whole
+from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.slices import Header
 from jobs.pipelines.days import day_of, days_between, incomplete_days, settled_before_ms, tide_line
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import slice_named
+from jobs.pipelines.slices import first_whole, slice_named
 from jobs.pipelines.source import Source
 from jobs.storage.folders import Folder
 

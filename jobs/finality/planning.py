@@ -13,28 +13,24 @@ from jobs.control.epochs import Phase, Receipt
 from jobs.control.events_needed import said_needed, say_needed
 from jobs.control.folder import Control, Lease
 from jobs.control.incidents import Incidents, blocked
+from jobs.finality.due import (
+    MAX_SLICES,
+    Due,
+    Request,
+    Survey,
+    in_time_of,
+    needed_from_ms,
+    outdated_slices,
+    removed,
+    survey,
+)
 from jobs.finality.late import with_missed
 from jobs.finality.plan_inputs import Inputs, landed_ends, read_inputs, topic_of
 from jobs.finality.runs import Plan, RunFolder, Work, discard_old
 from jobs.lake.events import Count, Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
-from jobs.lake.states import (
-    MAX_SLICES,
-    Boundary,
-    Due,
-    Entry,
-    Request,
-    State,
-    Survey,
-    in_time_of,
-    is_passed,
-    needed_from_ms,
-    outdated_slices,
-    removed,
-    survey,
-    with_late,
-)
+from jobs.lake.slices import Boundary, Entry, State, is_passed, with_late
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice
 from jobs.refusal import Refusal

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jobs.finality.due import MAX_SLICES
 from jobs.finality.planning import Planned
-from jobs.lake.states import MAX_SLICES
 from jobs.pipelines.slices import Slice, runs_of
 from jobs.times import iso
 

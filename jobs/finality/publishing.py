@@ -20,10 +20,10 @@ from jobs.finality.planning import writing
 from jobs.finality.runs import Plan, RunFolder, Work, slices_left
 from jobs.lake.checksums import checksum
 from jobs.lake.final import FinalTable, Publication, PublishedMeanwhileError, UnreadableRowsError
-from jobs.lake.ledger import Ledger
-from jobs.lake.states import ROLLED_BACK, Counted, Entry, Header, State, early, is_passed, reconciled
+from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_passed, reconciled
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import runs_of, slice_named
+from jobs.pipelines.slices import early, runs_of, slice_named
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays, Settings
 from jobs.storage.folders import Folder

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from jobs.control.incidents import report_of
 from jobs.finality.tries import StagedSlice
-from jobs.lake.states import Boundary, Entry, State
+from jobs.lake.slices import Boundary, Entry, State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.refusal import Refusal

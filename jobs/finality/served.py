@@ -12,7 +12,7 @@ from jobs.finality.runs import KEPT_SECONDS, name_of
 from jobs.lake.checksums import checksum
 from jobs.lake.final import FinalTable, columns_of
 from jobs.lake.query import Lake, NotThereError
-from jobs.lake.states import Header
+from jobs.lake.slices import Header
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.relations import table_name

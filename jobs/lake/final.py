@@ -44,7 +44,7 @@ from jobs.lake.folding import (
     write_folded,
     write_without,
 )
-from jobs.lake.states import Header
+from jobs.lake.slices import Header
 from jobs.pipelines.layout import HEADERS_SLICE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_named

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Self
@@ -13,11 +14,12 @@ from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.delta.fenced import Action, FencedTable, dataset, files_with_sizes, opened, value_of
 from jobs.lake.final import TIME, adapt
-from jobs.lake.states import Boundary, Counted, Entry, State
+from jobs.lake.slices import Boundary, Entry, State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_named
 from jobs.settings import KeptDays
 from jobs.storage.folders import Folder
+from jobs.storage.json_line import JsonLine
 from jobs.storage.parquet import write
 
 _MERGE_EVERY_COMMITS = 50
@@ -60,6 +62,19 @@ SCHEMA = pa.schema(
 _WRITTEN = [name for name in SCHEMA.names if name != "day"]
 _DERIVED = ("slice_start", "slice_end", "day")
 _READ = [name for name in SCHEMA.names if name not in _DERIVED]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(JsonLine):
+    """How far late events were counted: those before these offsets, and those that arrived up to a moment."""
+
+    topic_id: str
+    ends: Mapping[int, int]
+    # Nothing older is of this topic, but of one that was there before: offsets say nothing of it.
+    since_ms: int = 0
+    at_ms: int = 0
+    # Old slices for which late events were counted, and about which no plan has decided yet.
+    undecided: tuple[str, ...] = ()
 
 
 class Ledger(FencedTable):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema, Transaction
@@ -33,6 +32,7 @@ from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.refusal import Refusal
 from jobs.settings import replaced_kept_minutes
 from jobs.storage.folders import Folder, remove
+from jobs.storage.json_line import JsonLine
 from jobs.storage.parquet import files_in, footer
 from jobs.times import iso
 
@@ -65,7 +65,7 @@ class Ranges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class Note(JsonLine):
     """What every commit says of itself, in the log entry itself (`userMetadata`).
 
     A reset has no batch: its ends are where the next checkpoint begins, its ranges are what will never be landed, and
@@ -104,15 +104,6 @@ class Note:
         """The id of a topic as it was read last; none if this says nothing of it."""
         ranges = self.topics.get(topic)
         return ranges.topic_id if ranges else None
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read `to_json` back."""
-        return msgspec.json.decode(text, type=cls)
 
 
 def last_note(path: Folder, *, mends: bool = False) -> Note | None:

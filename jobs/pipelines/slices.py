@@ -11,6 +11,9 @@ from jobs.pipelines.rules import RefusedDefinitionError
 _FORMAT = "%Y%m%dT%H%M%SZ"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+# One broker says what time it is, the leader of each partition stamps arrivals: their clocks may differ by this much.
+CLOCK_SKEW_MS = 5_000
+
 
 @dataclass(frozen=True, order=True)
 class Slice:
@@ -89,3 +92,32 @@ def runs_of(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
         else:
             runs.append([slice_])
     return [tuple(run) for run in runs]
+
+
+def closes_at(pipeline: Pipeline, slice_: Slice) -> int:
+    """The moment from which nothing that arrives for a slice is in time."""
+    return slice_.end_ms + pipeline.window.reach_ms + pipeline.allowed_lateness_seconds * 1000 + CLOCK_SKEW_MS
+
+
+def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
+    """Why a slice is not over at a moment of the broker's clock; none if it is."""
+    wait_ms = closes_at(pipeline, slice_) - now_ms
+    return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more" if wait_ms > 0 else None
+
+
+def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
+    """Whether an event of a slice arrived before the slice was over, by the stamp of its broker."""
+    return arrival_ms < closes_at(pipeline, slice_) - CLOCK_SKEW_MS
+
+
+def has_events(pipeline: Pipeline, slice_: Slice, events_from_ms: int) -> bool:
+    """Whether all events are there that a slice is computed from, and none of them was removed."""
+    return slice_.start_ms - pipeline.window.look_back_ms >= events_from_ms or not events_from_ms
+
+
+def first_whole(pipeline: Pipeline, first_ms: int, events_from_ms: int) -> Slice:
+    """The first slice of which all events are there, if the first event that is there happened then."""
+    first = slice_at(pipeline, first_ms)
+    if has_events(pipeline, first, events_from_ms):
+        return first
+    return slice_at(pipeline, events_from_ms + pipeline.window.look_back_ms + pipeline.slice_seconds * 1000 - 1)

@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 from jobs import session
 from jobs.broker.kafka import admin
 from jobs.finality import gate, planning, publishing, recompute
+from jobs.finality.due import Request
 from jobs.finality.final_topic import messages, send
 from jobs.finality.runs import Plan, RunFolder
 from jobs.lake.checksums import checksum
@@ -27,9 +28,8 @@ from jobs.lake.delta.fenced import files_with_sizes
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable, Publication, columns_of
 from jobs.lake.query import Lake
-from jobs.lake.states import Request, closes_at
 from jobs.pipelines.layout import HOUR_MS
-from jobs.pipelines.slices import Slice, slices_between
+from jobs.pipelines.slices import Slice, closes_at, slices_between
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder, remove

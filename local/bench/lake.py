@@ -20,8 +20,8 @@ from jobs.broker.kafka import TopicState, admin, require
 from jobs.broker.streams import arrow_schema
 from jobs.finality.planning import writing
 from jobs.lake.final import FinalTable, Publication, columns_of, live_schema, schema_of
-from jobs.lake.ledger import Ledger
-from jobs.lake.states import Boundary, Counted, Entry, Header, State, reconciled
+from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.pipelines.layout import BATCHES_SLICE

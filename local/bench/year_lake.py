@@ -19,13 +19,13 @@ from jobs.finality.runs import Plan, RunFolder, Work, discard_old
 from jobs.lake.drift import BALANCE_SCHEMA, Accounts, drift_schema
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.final import FinalTable, Publication, columns_of, live_schema, schema_of
-from jobs.lake.ledger import Ledger
-from jobs.lake.states import Boundary, Counted, Entry, Header, State, closes_at, reconciled
+from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice
+from jobs.pipelines.slices import Slice, closes_at
 from jobs.pipelines.source import Source
 from jobs.settings import KeptDays, Settings
 from jobs.storage.folders import Folder

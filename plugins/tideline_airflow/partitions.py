@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 
 from airflow.sdk import Asset, CronPartitionTimetable
 
-from jobs.lake.states import CLOCK_SKEW_MS, closes_at
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.rules import RefusedDefinitionError
-from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, closes_at, slice_at
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 
 # What Airflow's own partition mappers read where nothing else is said.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jobs.lake.states import MAX_SLICES, Request
+from jobs.finality.due import MAX_SLICES, Request
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.refusal import Refusal

@@ -17,8 +17,8 @@ from jobs.broker import kafka
 from jobs.control.epochs import Health
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents, full_disk
-from jobs.lake.states import CLOCK_SKEW_MS
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.slices import CLOCK_SKEW_MS
 from jobs.settings import Settings
 from tests import batch, processes
 from tests.faults.test_streams_crash import landed, numbers

@@ -20,9 +20,9 @@ from jobs.lake import tables
 from jobs.lake.delta.fenced import OvertakenError, rows_by_partition
 from jobs.lake.drift import Accounts, Live, _DayTable, final_files
 from jobs.lake.final import TIME, FinalTable, Publication, columns_of
-from jobs.lake.ledger import Ledger
+from jobs.lake.ledger import Counted, Ledger
 from jobs.lake.query import Lake
-from jobs.lake.states import Counted, Entry, Header, State
+from jobs.lake.slices import Entry, Header, State
 from jobs.lake.tables import PRUNE, Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import HOUR_MS

@@ -13,7 +13,7 @@ from jobs.finality.runs import RunFolder
 from jobs.finality.tries import StagedSlice, Try
 from jobs.lake.final import INPUTS, columns_of
 from jobs.lake.ledger import Ledger
-from jobs.lake.states import State, with_late
+from jobs.lake.slices import State, with_late
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
 from jobs.refusal import Refusal

@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jobs.finality import plan_inputs
+from jobs.finality.due import Known, Request, Survey, survey
 from jobs.finality.late import count_late
 from jobs.finality.plan_inputs import Inputs, read_inputs
 from jobs.finality.runs import RunFolder
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable, Publication
-from jobs.lake.ledger import Ledger
-from jobs.lake.states import Counted, Known, Request, State, Survey, survey
+from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import DAY_MS, day_of
 from jobs.pipelines.slices import Slice, slices_between

@@ -17,9 +17,9 @@ from jobs.finality import planning, publishing
 from jobs.finality.planning import Planned
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
-from jobs.lake.states import Boundary, Header, closes_at
+from jobs.lake.slices import Boundary, Header
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import Slice, slice_at, slice_named
+from jobs.pipelines.slices import Slice, closes_at, slice_at, slice_named
 from jobs.pipelines.source import CLOCK, CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from jobs.settings import Settings

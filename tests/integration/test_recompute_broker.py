@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.query import Lake
-from jobs.lake.states import State
+from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
 from jobs.settings import Settings

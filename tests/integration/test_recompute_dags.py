@@ -14,7 +14,7 @@ from jobs.control.incidents import Incidents, blocked
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.query import Lake
-from jobs.lake.states import Header
+from jobs.lake.slices import Header
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
 from jobs.settings import KafkaSettings, Settings

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 
 from jobs.finality.runs import RunFolder
-from jobs.lake.states import Entry, Header, State, closes_at
+from jobs.lake.slices import Entry, Header, State
+from jobs.pipelines.slices import closes_at
 from tests.judges.simulated_broker import SKEW_MS, Record, id_of, is_before
 from tests.judges.simulated_world import (
     MINUTE_MS,

@@ -23,7 +23,7 @@ from jobs.finality.planning import writing
 from jobs.lake import drift
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.final import TIME
-from jobs.lake.states import Header
+from jobs.lake.slices import Header
 from jobs.lake.tables import Note, Ranges
 from jobs.refusal import Refusal
 from jobs.streaming import live, reset

@@ -16,7 +16,8 @@ import pyarrow as pa
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.events import Count
 from jobs.lake.final import FinalTable, Publication, columns_of
-from jobs.lake.states import Counted, Entry, Header, State
+from jobs.lake.ledger import Counted
+from jobs.lake.slices import Entry, Header, State
 from jobs.pipelines.slices import Slice
 from tests.judges.simulated_broker import id_of, within
 from tests.judges.simulated_judges import judge_commit

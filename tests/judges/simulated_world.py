@@ -8,9 +8,10 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from jobs.lake.states import Counted, Entry, Header, closes_at
+from jobs.lake.ledger import Counted
+from jobs.lake.slices import Entry, Header
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import Slice, slice_at, slice_named
+from jobs.pipelines.slices import Slice, closes_at, slice_at, slice_named
 from tests.judges.simulated_broker import Broker, Record, within
 from tests.leases import Leases
 

@@ -15,10 +15,12 @@ from greenlet import getcurrent, greenlet
 
 from jobs.broker import clock
 from jobs.finality import late, plan_inputs, planning, publishing
+from jobs.finality.due import Request
 from jobs.finality.publishing import Published
 from jobs.finality.runs import RunFolder, Work
 from jobs.finality.tries import StagedSlice, Try
-from jobs.lake.states import Request, State, closes_at
+from jobs.lake.slices import State
+from jobs.pipelines.slices import closes_at
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from tests.judges.simulated_broker import SKEW_MS

@@ -21,7 +21,7 @@ from jobs.lake import tables
 from jobs.lake.delta.fenced import files_with_sizes, value_of
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
-from jobs.lake.states import State
+from jobs.lake.slices import State
 from jobs.lake.tables import TableWriter, last_note
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import HOUR_MS, ROWS_SLICE

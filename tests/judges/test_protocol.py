@@ -18,14 +18,14 @@ from greenlet import getcurrent
 from jobs.control.events_needed import said_needed
 from jobs.control.folder import LeaseLostError
 from jobs.control.incidents import Incidents, blocked
-from jobs.finality import late, planning, publishing, runs
+from jobs.finality import due, late, planning, publishing, runs
+from jobs.finality.due import Request
 from jobs.finality.publishing import roll_back
 from jobs.finality.runs import RunFolder
 from jobs.finality.tries import Try
-from jobs.lake import states
-from jobs.lake.states import CLOCK_SKEW_MS, Boundary, Entry, Request, State
+from jobs.lake.slices import Boundary, Entry, Header, State
 from jobs.pipelines import days
-from jobs.pipelines.slices import slice_at, slice_named, slices_between
+from jobs.pipelines.slices import CLOCK_SKEW_MS, closes_at, early, slice_at, slice_named, slices_between
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from jobs.streaming.reset import To
@@ -137,7 +137,7 @@ def back(world: World, slice_: str) -> None:
 def staged_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rolled back rows, as the model reads them."""
 
-    def stage_again(stage: Path, header: states.Header, rows: object) -> tuple[Path, ...]:
+    def stage_again(stage: Path, header: Header, rows: object) -> tuple[Path, ...]:
         file = stage / f"{header.slice}-{header.version}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         (row,) = rows.to_pylist() or [{"events": 0}]  # type: ignore[attr-defined]
@@ -377,7 +377,7 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
 
 def names_early(world: World) -> set[str]:
     """Slices that are final and not over."""
-    return {name for name in world.history[-1] if states.early(SUM, slice_named(SUM, name), world.clock_ms)}
+    return {name for name in world.history[-1] if early(SUM, slice_named(SUM, name), world.clock_ms)}
 
 
 def test_a_plan_by_a_clock_that_is_an_hour_ahead_publishes_nothing_that_is_not_over(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def judge_healed(world: World) -> None:
     """When it is over it is done again, with all that came in time."""
     run(world, "waiting")
     assert world.history[-1][HASTY.name][0].version == 1, "it is not over yet"
-    world.clock_ms = states.closes_at(SUM, HASTY)
+    world.clock_ms = closes_at(SUM, HASTY)
     run(world, "healing")
     header, content = world.history[-1][HASTY.name]
     assert (header.version, content) == (2, 1009)
@@ -648,7 +648,7 @@ def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
         world.clock_ms += 1_000
         world.arrive(*(slice_.start_ms + at for at in range(3)))
         world.broker.land_all()
-        monkeypatch.setattr(states, "too_late", lambda *_: False)
+        monkeypatch.setattr(due, "too_late", lambda *_: False)
         monkeypatch.setattr(late, "_is_late", lambda *_: True)
         planning.make(world.root, None, SUM, "later", None, lambda: world.clock_ms)
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
@@ -726,9 +726,8 @@ def test_a_publish_that_does_not_look_at_the_version_is_found(tmp_path: Path, mo
 
 
 def test_a_run_that_forgets_what_a_dead_one_left_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jobs.lake import states as product
 
-    monkeypatch.setattr(product, "_is_untold", lambda *_: False)
+    monkeypatch.setattr(due, "_is_untold", lambda *_: False)
     assert any(simulate(tmp_path, seed) for seed in range(200))
 
 
@@ -738,13 +737,13 @@ def test_a_publish_that_does_not_look_at_the_clock_is_found(tmp_path: Path, monk
 
 
 def test_a_plan_that_forgets_what_came_in_time_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "in_time_of", lambda *_: 0)
-    monkeypatch.setattr(states, "too_late", lambda *_: False)
+    monkeypatch.setattr(due, "in_time_of", lambda *_: 0)
+    monkeypatch.setattr(due, "too_late", lambda *_: False)
     assert any(simulate(tmp_path, seed) for seed in range(0, 500, 5))
 
 
 def test_a_boundary_that_is_taken_too_early_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jobs.lake.states import Boundary
+    from jobs.lake.slices import Boundary
 
     monkeypatch.setattr(Boundary, "is_reached", lambda *_: True)
     assert any(simulate(tmp_path, seed) for seed in range(200))

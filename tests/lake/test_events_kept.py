@@ -16,6 +16,7 @@ from jobs.control.epochs import Receipt
 from jobs.control.events_needed import EVENTS_NEEDED, first_needed_ms, needed_from, said_needed, say_needed
 from jobs.control.folder import Control, Lease
 from jobs.finality.accounted import accounted_to
+from jobs.finality.due import Known, Request, Topic, needed_from_ms, survey
 from jobs.finality.plan_inputs import line_of
 from jobs.finality.planning import outdated
 from jobs.lake import event_hours, tables
@@ -23,18 +24,17 @@ from jobs.lake.delta.fenced import OvertakenError, files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable, Publication
-from jobs.lake.states import CLOCK_SKEW_MS, Known, Request, Topic, needed_from_ms, survey
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import tide_line
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, slice_at, slices_between
+from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, slice_at, slices_between
 from jobs.pipelines.window import Window
 from jobs.refusal import Refusal
 from jobs.streaming import ingest
+from tests.finality.test_due import header
 from tests.lake.test_query import EVENTS
-from tests.lake.test_states import header
 
 DAY_MS = 24 * HOUR_MS
 NOON_MS = round(datetime(2026, 5, 20, 12, tzinfo=UTC).timestamp() * 1000)

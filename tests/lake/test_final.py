@@ -23,9 +23,9 @@ from jobs.lake.checksums import checksum
 from jobs.lake.delta import fenced
 from jobs.lake.delta.fenced import FencedTable, OvertakenError
 from jobs.lake.final import FinalTable, Publication, PublishedMeanwhileError, columns_of, follow
-from jobs.lake.ledger import Ledger
+from jobs.lake.ledger import Counted, Ledger
 from jobs.lake.query import Lake
-from jobs.lake.states import Boundary, Counted, Entry, Header, State
+from jobs.lake.slices import Boundary, Entry, Header, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.window import Measure

@@ -23,7 +23,7 @@ from jobs.lake.delta.fenced import FencedTable, OvertakenError, files_with_sizes
 from jobs.lake.final import FinalTable, Publication, columns_of
 from jobs.lake.folding import Stored, due, stored
 from jobs.lake.query import Lake
-from jobs.lake.states import Header
+from jobs.lake.slices import Header
 from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between

@@ -8,12 +8,12 @@ from deltalake import DeltaTable
 
 from jobs.lake import ledger as module
 from jobs.lake.delta.fenced import rows_by_partition
-from jobs.lake.ledger import Ledger
-from jobs.lake.states import Counted, State
+from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.refusal import Refusal
-from tests.lake.test_states import entry
+from tests.finality.test_due import entry
 
 DAY_MS = 86_400_000
 NOW_MS = 1_800_000_000_000 - 1_800_000_000_000 % DAY_MS

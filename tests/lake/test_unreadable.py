@@ -18,7 +18,7 @@ from jobs.finality.tries import StagedSlice
 from jobs.lake import final as final_module
 from jobs.lake.delta.fenced import value_of
 from jobs.lake.final import FinalTable
-from jobs.lake.states import Header
+from jobs.lake.slices import Header
 from jobs.pipelines.layout import HOUR_MS, ROWS_SLICE
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.settings import Settings

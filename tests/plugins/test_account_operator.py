@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.lake.ledger import Ledger
-from jobs.lake.states import Entry, State
+from jobs.lake.slices import Entry, State
 from jobs.pipelines.window import Window
 from jobs.settings import Settings
 from tests.finality.test_account import PIPELINE, Made

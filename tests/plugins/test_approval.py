@@ -10,7 +10,7 @@ from jobs.broker import clock
 from jobs.finality import publishing
 from jobs.finality.runs import RunFolder
 from jobs.lake.ledger import Ledger
-from jobs.lake.states import State
+from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from tests.lake.test_final import plan_of, work_of

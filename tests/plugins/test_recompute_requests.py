@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from croniter import croniter
 
-from jobs.lake.states import CLOCK_SKEW_MS, closes_at
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.rules import RefusedDefinitionError
-from jobs.pipelines.slices import Slice, slice_named
+from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, closes_at, slice_named
 from jobs.refusal import Refusal
 from tideline_airflow.partitions import (
     cron_of,

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.finality.gate import page_of
 from jobs.lake.ledger import Ledger
-from jobs.lake.states import Entry, State
+from jobs.lake.slices import Entry, State
 from jobs.pipelines import PIPELINES
 from tideline_airflow.console import slices
 from tideline_airflow.console.app import app

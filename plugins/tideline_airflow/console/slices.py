@@ -15,7 +15,7 @@ from jobs.finality.runs import RunFolder
 from jobs.finality.served import page_of as page_of_check
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
-from jobs.lake.states import Entry, State
+from jobs.lake.slices import Entry, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import tide_line
 from jobs.pipelines.pipeline import Pipeline

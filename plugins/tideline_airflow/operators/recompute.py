@@ -7,10 +7,10 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from jobs.control.room import Room
+from jobs.finality.due import Request
 from jobs.finality.isolation import ComputeError, isolate
 from jobs.finality.runs import Plan, RunFolder
 from jobs.finality.tries import StagedSlice, Try
-from jobs.lake.states import Request
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.refusal import Refusal
 from tideline_airflow.links import DataDocsLink, SlicesLink

@@ -6,7 +6,7 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from jobs.finality.runs import RunFolder
-from jobs.lake.states import Entry, State
+from jobs.lake.slices import Entry, State
 from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import slice_named
 from jobs.refusal import Refusal

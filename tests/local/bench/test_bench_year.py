@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from jobs.lake import tables
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
-from jobs.lake.states import State
+from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import Settings

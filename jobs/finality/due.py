@@ -1,121 +1,30 @@
-"""What becomes of a slice: when it is closed, whether it is due, and why. Decisions only, on plain data."""
+"""What becomes of a slice: whether it is over, whether it is due, and why. Decisions only, on plain data."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Self
+from dataclasses import dataclass, field
 
-import msgspec
-
+from jobs.lake.slices import Boundary, Entry, Header, State
 from jobs.pipelines.days import DAY_MS, day_of
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between, start_ms_of
+from jobs.pipelines.slices import (
+    CLOCK_SKEW_MS,
+    Slice,
+    closes_at,
+    early,
+    has_events,
+    slice_at,
+    slice_named,
+    slices_between,
+    start_ms_of,
+)
 from jobs.pipelines.source import Source
 from jobs.times import iso
 
-# One broker says what time it is, the leader of each partition stamps arrivals: their clocks may differ by this much.
-CLOCK_SKEW_MS = 5_000
-# So begins the verdict of a slice that was rolled back: what it misses, somebody wants it to miss.
-ROLLED_BACK = "rolled back"
 # Of one run; a longer gap is healed by several.
 MAX_SLICES = 5000
-
-
-class State(StrEnum):
-    """Where a slice stands."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-    RECOMPUTING = "recomputing"
-    AUDITING = "auditing"
-    FINAL = "final"
-    BLOCKED = "blocked"
-    REOPENED = "reopened"
-
-
 # A run that dies leaves its slices so: the next one takes them again.
 _UNFINISHED = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.REOPENED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Boundary:
-    """End offsets of a topic, taken once when nothing more can come in time. All before them belongs to the slice."""
-
-    topic_id: str
-    ends: Mapping[int, int]
-
-    def is_reached(self, landed: Mapping[int, int]) -> bool:
-        """Whether everything before it has been landed."""
-        return all(landed.get(partition, 0) >= end for partition, end in self.ends.items())
-
-    def missing(self, landed: Mapping[int, int]) -> str:
-        """What is not landed yet, in words."""
-        behind = {p: end - landed.get(p, 0) for p, end in self.ends.items() if landed.get(p, 0) < end}
-        return ", ".join(f"partition {p}: {count:,} offsets" for p, count in behind.items())
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read `to_json` back."""
-        return msgspec.json.decode(text, type=cls)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What a final slice says of itself. ``offsets`` is how far the topic was landed in what was counted."""
-
-    slice: str
-    slice_seconds: int
-    version: int
-    as_of_ms: int
-    run: str
-    fingerprint: str
-    topic_id: str
-    offsets: Mapping[int, int]
-    events_version: int
-    rows: int
-    events: int
-    checksum: str
-    verdict: str
-    reason: str
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read `to_json` back."""
-        return msgspec.json.decode(text, type=cls)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A line of the ledger: the state of a slice from a moment on, with all that is known of it then."""
-
-    slice: str
-    state: State
-    at_ms: int
-    run: str
-    version: int = 0
-    fingerprint: str = ""
-    boundary: Boundary | None = None
-    offsets: Mapping[int, int] = field(default_factory=dict)
-    events_version: int | None = None
-    rows: int | None = None
-    events: int | None = None
-    # Events that came since it was computed, and are not in it.
-    late: int = 0
-    # Those of them that arrived before the slice was over. None: an older version of Tideline did not tell them apart.
-    in_time: int | None = 0
-    checks: str | None = None
-    checksum: str | None = None
-    reason: str = ""
-    docs: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,28 +38,6 @@ class Topic:
     def landed(self, ends: Mapping[int, int]) -> dict[int, int]:
         """How far it is landed. A partition of which nothing ever was begins at its first record: so will ingest."""
         return {partition: ends.get(partition, first) for partition, first in self.earliest.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """How far late events were counted: those before these offsets, and those that arrived up to a moment."""
-
-    topic_id: str
-    ends: Mapping[int, int]
-    # Nothing older is of this topic, but of one that was there before: offsets say nothing of it.
-    since_ms: int = 0
-    at_ms: int = 0
-    # Old slices for which late events were counted, and about which no plan has decided yet.
-    undecided: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read `to_json` back."""
-        return msgspec.json.decode(text, type=cls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,27 +105,6 @@ class Known:
     events_from_ms: int = 0
 
 
-def closes_at(pipeline: Pipeline, slice_: Slice) -> int:
-    """The moment from which nothing that arrives for a slice is in time."""
-    return slice_.end_ms + pipeline.window.reach_ms + pipeline.allowed_lateness_seconds * 1000 + CLOCK_SKEW_MS
-
-
-def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
-    """Why a slice is not over at a moment of the broker's clock; none if it is."""
-    wait_ms = closes_at(pipeline, slice_) - now_ms
-    return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more" if wait_ms > 0 else None
-
-
-def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
-    """Whether an event of a slice arrived before the slice was over, by the stamp of its broker."""
-    return arrival_ms < closes_at(pipeline, slice_) - CLOCK_SKEW_MS
-
-
-def has_events(pipeline: Pipeline, slice_: Slice, events_from_ms: int) -> bool:
-    """Whether all events are there that a slice is computed from, and none of them was removed."""
-    return slice_.start_ms - pipeline.window.look_back_ms >= events_from_ms or not events_from_ms
-
-
 def removed(source: Source, events_from_ms: int) -> str:
     """Why a slice without all its events cannot be computed, or compared."""
     return (
@@ -260,14 +126,6 @@ def needed_from_ms(pipeline: Pipeline, known: Known, surveyed: Survey, open_: Co
     slices = [*(due.slice for due in surveyed.due), *surveyed.waiting, *surveyed.blocked]
     starts = [slice_at(pipeline, max(0, oldest)).start_ms, *(slice_.start_ms for slice_ in slices)]
     return min([*starts, *map(start_ms_of, open_)]) - pipeline.window.look_back_ms
-
-
-def first_whole(pipeline: Pipeline, first_ms: int, events_from_ms: int) -> Slice:
-    """The first slice of which all events are there, if the first event that is there happened then."""
-    first = slice_at(pipeline, first_ms)
-    if has_events(pipeline, first, events_from_ms):
-        return first
-    return slice_at(pipeline, events_from_ms + pipeline.window.look_back_ms + pipeline.slice_seconds * 1000 - 1)
 
 
 def over(pipeline: Pipeline, known: Known) -> list[Slice]:
@@ -334,55 +192,6 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
         outdated=outdated_slices(pipeline, known.headers, known.events_from_ms),
         untold=tuple(sorted(n for n in looked_up if _is_untold(known.headers[n], known.entries.get(n)))),
     )
-
-
-def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
-    """Whether a line is of the run that has computed or published this."""
-    return entry is not None and (entry.run, entry.version) == (computed.run, computed.version)
-
-
-def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
-    """Whether a run is at work on the next version, or another has made this one final.
-
-    Below a line of this run nobody would find what the other leaves.
-    """
-    if entry is None:
-        return False
-    is_final_by_another = entry.state is State.FINAL and entry.run != computed.run
-    return entry.version > computed.version or (entry.version == computed.version and is_final_by_another)
-
-
-def reconciled(header: Header, entry: Entry | None) -> Entry:
-    """What the ledger should say of a slice whose run died after its publish: the header wins.
-
-    The boundary is the slice's, whoever has written the newest line; checks and page are those of a run.
-    """
-    own = entry if is_of(header, entry) else None
-    return Entry(
-        slice=header.slice,
-        state=State.FINAL,
-        at_ms=header.as_of_ms,
-        run=header.run,
-        version=header.version,
-        fingerprint=header.fingerprint,
-        boundary=entry.boundary if entry else None,
-        offsets=header.offsets,
-        events_version=header.events_version,
-        rows=header.rows,
-        events=header.events,
-        late=own.late if own else 0,
-        in_time=own.in_time if own else 0,
-        checks=own.checks if own else None,
-        checksum=header.checksum,
-        reason=header.reason,
-        docs=own.docs if own else None,
-    )
-
-
-def with_late(entry: Entry, more: int, at_ms: int, *, in_time: int = 0) -> Entry:
-    """The same state with more late events, so many of them in time."""
-    known = None if entry.in_time is None else entry.in_time + in_time
-    return replace(entry, late=entry.late + more, in_time=known, at_ms=at_ms)
 
 
 def too_late(pipeline: Pipeline, late: int, events: int) -> bool:

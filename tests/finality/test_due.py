@@ -6,27 +6,12 @@ from typing import Any
 
 import pytest
 
-from jobs.lake.states import (
-    CLOCK_SKEW_MS,
-    MAX_SLICES,
-    Boundary,
-    Entry,
-    Header,
-    Known,
-    Request,
-    State,
-    Survey,
-    Topic,
-    closes_at,
-    is_in_time,
-    reconciled,
-    survey,
-    with_late,
-)
+from jobs.finality.due import MAX_SLICES, Known, Request, Survey, Topic, survey
+from jobs.lake.slices import Boundary, Entry, Header, State, reconciled, with_late
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, slice_at, slices_between
+from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, closes_at, is_in_time, slice_at, slices_between
 from jobs.pipelines.window import Severity
 
 SUM = PIPELINES["rolling_sum"]
