@@ -1,4 +1,4 @@
-# Every target is a thin call: the work is in `tideline` (jobs/cli.py), pytest and ruff.
+# Every target is a thin call: the work is in `tideline` (jobs/cli), pytest and ruff.
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # More words for the command, e.g. make test ARGS="-k topics"

@@ -14,8 +14,10 @@ import pytest
 from greenlet import getcurrent, greenlet
 
 from jobs.control import folder as control
+from jobs.control import lease as lease_module
 from jobs.control.epochs import DEAD_SECONDS, Owner, Receipt
-from jobs.control.folder import Control, Lease
+from jobs.control.folder import Control
+from jobs.control.lease import Lease
 from jobs.finality import planning
 
 _ELSEWHERE = Owner(host="elsewhere", pid=1, started_seconds=0.0)
@@ -107,10 +109,10 @@ class Leases:
             @classmethod
             def acquire(cls, *arguments: Any, **more: Any) -> Lease:
                 leases.operate("lease: take")
-                lease = super().acquire(*arguments, **more)
-                leases.held[lease] = getcurrent()
+                taken = super().acquire(*arguments, **more)
+                leases.held[taken] = getcurrent()
                 leases.operate("lease: taken")
-                return lease
+                return taken
 
             def release(self, receipt: Receipt) -> None:
                 if not leases.killing:
@@ -121,9 +123,10 @@ class Leases:
         self.kind = Held
         thread = SimpleNamespace(start=lambda: None, join=lambda: None)
         self.install_in(patch, planning)
-        patch.setattr(control, "time", self.clock)
-        patch.setattr(control, "threading", SimpleNamespace(Event=Pulse, Thread=lambda **_: thread))
-        patch.setattr(control, "end_this_process", lambda: None)
+        for module in (control, lease_module):
+            patch.setattr(module, "time", self.clock)
+        patch.setattr(lease_module, "threading", SimpleNamespace(Event=Pulse, Thread=lambda **_: thread))
+        patch.setattr(lease_module, "end_this_process", lambda: None)
         patch.setattr(Owner, "this_process", classmethod(lambda _: _ELSEWHERE))
         # Each look is an operation: a few are enough.
         patch.setattr(planning, "_POLL_SECONDS", 4.0)

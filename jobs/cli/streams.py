@@ -110,10 +110,11 @@ def reset(
     """
     from jobs.broker import kafka
     from jobs.streaming import reset as tool
+    from jobs.streaming import reset_plan
 
-    request = tool.Request(
+    request = reset_plan.Request(
         job=job,
-        to=tool.target(to),
+        to=reset_plan.target(to),
         timestamp_ms=parse_time(timestamp) if timestamp else None,
         sources=tuple(source or ()),
     )

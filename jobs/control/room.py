@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from jobs.control.incidents import Incidents, full_disk
+from jobs.control.incident import full_disk
+from jobs.control.incidents import Incidents
 from jobs.settings import reserve_bytes
 from jobs.storage.folders import Folder, create_whole, make_folder
 

@@ -17,14 +17,16 @@ from pyspark.sql import functions as F
 
 from jobs import session
 from jobs.control.events_needed import say_needed
-from jobs.control.incidents import Incidents, unexplained
+from jobs.control.incident import unexplained
+from jobs.control.incidents import Incidents
 from jobs.finality import accounted
 from jobs.finality.accounted import Progress, Seen, ready, see
 from jobs.finality.due import removed
 from jobs.finality.planning import writing
 from jobs.finality.recompute import read_events
+from jobs.lake.columns import TIME
 from jobs.lake.drift import Accounts, FinalFiles, Taken, ask_to_prune, final_files
-from jobs.lake.final import TIME, FinalTable
+from jobs.lake.final import FinalTable
 from jobs.lake.slices import Header
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import has_events, slice_at, slice_named

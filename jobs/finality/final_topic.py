@@ -10,7 +10,7 @@ import pyarrow as pa
 from kafka import KafkaProducer
 
 from jobs.broker.kafka import client_options
-from jobs.lake.final import columns_of
+from jobs.lake.columns import columns_of
 from jobs.lake.slices import Header
 from jobs.pipelines.pipeline import Pipeline
 from jobs.refusal import Refusal

@@ -12,13 +12,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from jobs.control.incidents import Incidents, blocked
+from jobs.control.incident import blocked
+from jobs.control.incidents import Incidents
 from jobs.failpoints import FailPoint, reach
 from jobs.finality import planning
 from jobs.finality.runs import KEPT_SECONDS, Plan, RunFolder, Work, name_of
 from jobs.finality.tries import StagedSlice
 from jobs.lake.checksums import checksum
-from jobs.lake.final import INPUTS, FinalTable, columns_of
+from jobs.lake.columns import columns_of
+from jobs.lake.final import INPUTS, FinalTable
 from jobs.lake.slices import State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Severity

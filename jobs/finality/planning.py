@@ -11,8 +11,10 @@ from kafka import KafkaAdminClient
 from jobs.broker.clock import Clock
 from jobs.control.epochs import Phase, Receipt
 from jobs.control.events_needed import said_needed, say_needed
-from jobs.control.folder import Control, Lease
-from jobs.control.incidents import Incidents, blocked
+from jobs.control.folder import Control
+from jobs.control.incident import blocked
+from jobs.control.incidents import Incidents
+from jobs.control.lease import Lease
 from jobs.finality.due import (
     MAX_SLICES,
     Due,

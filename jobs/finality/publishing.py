@@ -11,16 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.control.folder import Lease
 from jobs.control.incidents import Incidents
+from jobs.control.lease import Lease
 from jobs.failpoints import FailPoint, reach
 from jobs.finality.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.finality.late import missed_by
 from jobs.finality.planning import writing
 from jobs.finality.runs import Plan, RunFolder, Work, slices_left
 from jobs.lake.checksums import checksum
-from jobs.lake.final import FinalTable, Publication, PublishedMeanwhileError, UnreadableRowsError
+from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.publication import Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_passed, reconciled
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import early, runs_of, slice_named

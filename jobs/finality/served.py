@@ -7,10 +7,12 @@ from datetime import timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.control.incidents import Incidents, served
+from jobs.control.incident import served
+from jobs.control.incidents import Incidents
 from jobs.finality.runs import KEPT_SECONDS, name_of
 from jobs.lake.checksums import checksum
-from jobs.lake.final import FinalTable, columns_of
+from jobs.lake.columns import columns_of
+from jobs.lake.final import FinalTable
 from jobs.lake.query import Lake, NotThereError
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import BATCHES_SLICE

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from jobs.control.epochs import Owner
-from jobs.control.folder import end_this_process
+from jobs.control.lease import end_this_process
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder, make_durable, remove, write_whole
 from jobs.storage.parquet import files_in, footer

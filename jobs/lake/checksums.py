@@ -4,7 +4,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from jobs.lake.final import columns_of
+from jobs.lake.columns import columns_of
 from jobs.pipelines.pipeline import Pipeline
 
 _EMPTY = "0" * 32

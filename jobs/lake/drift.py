@@ -20,8 +20,9 @@ from deltalake.exceptions import TableNotFoundError
 
 from jobs.control.folder import Control
 from jobs.lake.batch_rows import complete_since
-from jobs.lake.delta.fenced import FencedTable, dataset, files_with_sizes, opened, value_of
-from jobs.lake.final import TIME, arrow_type, columns_of
+from jobs.lake.columns import TIME, arrow_type, columns_of
+from jobs.lake.delta.fenced import FencedTable, opened
+from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
 from jobs.lake.folding import by_day, of_day, stored
 from jobs.lake.tables import PRUNE, Note, note_at
 from jobs.pipelines.layout import BATCHES_SLICE

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from jobs.lake.delta.fenced import value_of
+from jobs.lake.delta.reading import value_of
 from jobs.pipelines.layout import HOUR_MS
 
 # The first turn may find years. A commit with more files would hold up the stream.

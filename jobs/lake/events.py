@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.lake.delta.fenced import dataset, files_with_sizes
+from jobs.lake.delta.reading import dataset, files_with_sizes
 from jobs.lake.event_hours import hour_ms
 from jobs.lake.tables import Note, note_at
 from jobs.pipelines.layout import HOUR_MS

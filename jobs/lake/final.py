@@ -10,26 +10,17 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.lake.delta.fenced import (
-    HOUR_SECONDS,
-    Action,
-    FencedTable,
-    dataset,
-    files_with_sizes,
-    follow,
-    opened,
-    value_of,
-)
-from jobs.lake.delta.log import keep_entry
+from jobs.lake.columns import adapt, columns_of, schema_of
+from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, opened
+from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
 from jobs.lake.folding import (
     Fold,
     Stored,
@@ -44,6 +35,7 @@ from jobs.lake.folding import (
     write_folded,
     write_without,
 )
+from jobs.lake.publication import Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import HEADERS_SLICE
 from jobs.pipelines.pipeline import Pipeline
@@ -55,7 +47,6 @@ from jobs.storage.parquet import footer, read, write
 
 log = logging.getLogger(__name__)
 
-TIME = pa.timestamp("us", tz="UTC")
 # Beside the columns of the table a staged file says of each window how many rows of the transform it was made of.
 INPUTS = "_inputs"
 # Its files are kept for weeks, in a folder per slice: listing them every hour would find little.
@@ -65,71 +56,6 @@ _FOLD_SECONDS = 20.0
 _PROPERTIES = {"delta.checkpointInterval": "50"}
 # They say how long a slice can be rolled back.
 _RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
-_TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
-
-
-class PublishedMeanwhileError(Refusal):
-    """A slice is not at the version that was planned any more: another run was faster."""
-
-
-class UnreadableRowsError(Refusal):
-    """The rows that slices have until now cannot be read, so nobody can replace them."""
-
-    def __init__(self, slices: Iterable[str], table: str, why: str) -> None:
-        """``why``: what the reader says; it names the file."""
-        self.sentences = {
-            name: f"slice {name} stays as it is, since its rows of now cannot be read: restore the file in {table} "
-            f"from a backup, and a later run does the slice; {why}"
-            for name in slices
-        }
-        super().__init__(next(iter(self.sentences.values())))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Publication:
-    """A slice to be published: its header, and its staged files (none if it is empty)."""
-
-    header: Header
-    files: tuple[Folder, ...]
-
-
-def columns_of(pipeline: Pipeline) -> pa.Schema:
-    """The columns of window, keys and measures, as the definition gives them."""
-    types = (arrow_type(type_) for type_ in pipeline.value_types)
-    values = [pa.field(name, type_) for name, type_ in zip(pipeline.value_columns, types, strict=True)]
-    return pa.schema([pa.field("window_start", TIME), pa.field("window_end", TIME), *values])
-
-
-def arrow_type(sql: str) -> pa.DataType:
-    """A definition's type in Arrow's words."""
-    if sql in _TYPES:
-        return _TYPES[sql]
-    precision, scale = sql.removeprefix("DECIMAL(").rstrip(")").split(",")
-    return pa.decimal128(int(precision), int(scale))
-
-
-def schema_of(pipeline: Pipeline) -> pa.Schema:
-    """The columns of the table."""
-    return pa.schema(
-        [
-            *columns_of(pipeline),
-            pa.field("version", pa.int64()),
-            pa.field("as_of", TIME),
-            pa.field("run", pa.string()),
-            pa.field("fingerprint", pa.string()),
-            pa.field("final_slice", pa.string()),
-            pa.field("header", pa.string()),
-            pa.field("slice", pa.string()),
-        ]
-    )
-
-
-def live_schema(pipeline: Pipeline) -> pa.Schema:
-    """The columns of the live table of the same pipeline, as its stream makes them."""
-    epoch, batch = pa.field("epoch", pa.int64()), pa.field("batch", pa.int64())
-    more = [epoch, batch, pa.field("as_of", TIME), pa.field("fingerprint", pa.string())]
-    of_batches = [pa.field("offsets", pa.string()), pa.field("watermark", TIME)]
-    return pa.schema([*columns_of(pipeline), pa.field("slice", pa.string()), *more, *of_batches])
 
 
 class FinalTable(FencedTable):
@@ -419,18 +345,3 @@ def files_of_headers(table: DeltaTable) -> dict[str, tuple[int, int]]:
 
 def _retention() -> dict[str, str]:
     return dict.fromkeys(_RETENTION, f"interval {KeptDays.from_env().final_versions} days")
-
-
-def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
-    """Add the columns of a changed definition; a column whose type has changed cannot be served."""
-    there = {field.name: field for field in table.schema().fields}
-    asked = Schema.from_arrow(wanted).fields
-    changed = [field.name for field in asked if field.name in there and there[field.name].type != field.type]
-    if changed:
-        types = ", ".join(f"{name} is {there[name].type} there" for name in changed)
-        raise Refusal(
-            f"{path} holds rows of another type ({types}): take the change back, or give the measure another name"
-        )
-    if missing := [field for field in asked if field.name not in there]:
-        table.alter.add_columns(missing)
-        keep_entry(path, table.version())

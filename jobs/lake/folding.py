@@ -22,8 +22,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from jobs.lake.delta.fenced import for_each, value_of
+from jobs.lake.delta.fenced import for_each
 from jobs.lake.delta.merging import GOOD_FILE_BYTES, File, similar
+from jobs.lake.delta.reading import value_of
 from jobs.pipelines.days import settled_before_ms
 from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
 from jobs.pipelines.pipeline import Pipeline

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.lake.delta.fenced import Action, FencedTable, dataset, files_with_sizes, opened, value_of
-from jobs.lake.final import TIME, adapt
+from jobs.lake.columns import TIME, adapt
+from jobs.lake.delta.fenced import Action, FencedTable, opened
+from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
 from jobs.lake.slices import Boundary, Entry, State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_named

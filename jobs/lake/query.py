@@ -16,10 +16,11 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from jobs.control.incidents import Incident, Incidents
-from jobs.lake.delta.fenced import files_of
+from jobs.control.incident import Incident
+from jobs.control.incidents import Incidents
+from jobs.lake.columns import live_schema, schema_of
+from jobs.lake.delta.reading import files_of
 from jobs.lake.drift import BALANCE_SCHEMA, drift_schema
-from jobs.lake.final import live_schema, schema_of
 from jobs.lake.ledger import SCHEMA as LEDGER
 from jobs.lake.query_names import require_harmless
 from jobs.pipelines import PIPELINES

@@ -16,17 +16,9 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.control.checkpoint import Offsets, reset_command
 from jobs.failpoints import FailPoint, reach
 from jobs.lake.batch_rows import files_about_batches, to_remove, write_first_row
-from jobs.lake.delta.fenced import (
-    HOUR_SECONDS,
-    Action,
-    FencedTable,
-    files_with_sizes,
-    follow,
-    for_each,
-    opened,
-    value_of,
-)
+from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, for_each, opened
 from jobs.lake.delta.log import open_whole, said
+from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents, old_hours
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.refusal import Refusal

@@ -9,6 +9,8 @@ HEADERS_SLICE = "headers-"
 ROWS_SLICE = "rows-"
 # Incidents of all jobs; no job's name begins so.
 INCIDENTS = "control/_incidents"
+# Where a reset puts the old checkpoint.
+ASIDE = "checkpoints/_aside"
 
 
 def checkpoint_of(job: str, source: str | None = None) -> str:

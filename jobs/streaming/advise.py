@@ -14,7 +14,7 @@ import pyarrow as pa
 from rich.table import Table
 from rich.text import Text
 
-from jobs.lake.delta.fenced import dataset
+from jobs.lake.delta.reading import dataset
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.pipelines.layout import HOUR_MS

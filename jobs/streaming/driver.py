@@ -17,7 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.control.checkpoint import Offsets
 from jobs.control.epochs import BEAT_SECONDS, Phase, QueryProgress, Receipt, Stop
-from jobs.control.folder import Control, Lease
+from jobs.control.folder import Control
+from jobs.control.lease import Lease
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming.microbatch import MicroBatches

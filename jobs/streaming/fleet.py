@@ -14,7 +14,8 @@ from rich.table import Table
 from jobs.airflow_api.client import AirflowApi
 from jobs.control.epochs import STOP_SECONDS, Epoch, Health, Stop, Wait, failures
 from jobs.control.folder import Control, death_of
-from jobs.control.incidents import Incidents, crash_loop, failed_run, full_disk, stalled
+from jobs.control.incident import crash_loop, failed_run, full_disk, stalled
+from jobs.control.incidents import Incidents
 from jobs.pipelines import STREAMS
 from jobs.pipelines.layout import dag_id_of
 from jobs.refusal import Refusal

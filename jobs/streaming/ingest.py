@@ -17,7 +17,7 @@ from jobs.broker.clock import check_clock
 from jobs.broker.kafka import TopicState, admin, latest, require
 from jobs.control.checkpoint import Checkpoint
 from jobs.control.events_needed import first_needed_ms, needed_from
-from jobs.control.folder import Lease
+from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.tables import TableWriter, last_note

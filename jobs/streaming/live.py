@@ -13,7 +13,7 @@ from jobs.broker import streams
 from jobs.broker.clock import check_clock
 from jobs.broker.kafka import admin, latest, require
 from jobs.control.checkpoint import Checkpoint
-from jobs.control.folder import Lease
+from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.lake.tables import PRUNE, TableWriter, last_note
 from jobs.pipelines.layout import BATCHES_SLICE

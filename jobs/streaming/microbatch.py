@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from jobs.broker.kafka import topic_ids
 from jobs.control.checkpoint import Checkpoint, Planned
-from jobs.control.folder import Lease
+from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.failpoints import FailPoint, reach
 from jobs.lake.event_hours import KeptEvents

@@ -24,9 +24,11 @@ from jobs.finality.due import Request
 from jobs.finality.final_topic import messages, send
 from jobs.finality.runs import Plan, RunFolder
 from jobs.lake.checksums import checksum
-from jobs.lake.delta.fenced import files_with_sizes
+from jobs.lake.columns import columns_of
+from jobs.lake.delta.reading import files_with_sizes
 from jobs.lake.events import Landed
-from jobs.lake.final import FinalTable, Publication, columns_of
+from jobs.lake.final import FinalTable
+from jobs.lake.publication import Publication
 from jobs.lake.query import Lake
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.slices import Slice, closes_at, slices_between

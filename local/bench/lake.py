@@ -19,8 +19,10 @@ from pyspark.sql import SparkSession
 from jobs.broker.kafka import TopicState, admin, require
 from jobs.broker.streams import arrow_schema
 from jobs.finality.planning import writing
-from jobs.lake.final import FinalTable, Publication, columns_of, live_schema, schema_of
+from jobs.lake.columns import columns_of, live_schema, schema_of
+from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST, PIPELINES

@@ -16,10 +16,12 @@ from jobs.control.events_needed import first_needed_ms, needed_from, say_needed
 from jobs.control.incidents import Incidents
 from jobs.finality.accounted import accounts_kept_from
 from jobs.finality.runs import Plan, RunFolder, Work, discard_old
+from jobs.lake.columns import columns_of, live_schema, schema_of
 from jobs.lake.drift import BALANCE_SCHEMA, Accounts, drift_schema
 from jobs.lake.event_hours import KeptEvents
-from jobs.lake.final import FinalTable, Publication, columns_of, live_schema, schema_of
+from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST

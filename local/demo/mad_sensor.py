@@ -9,7 +9,8 @@ from kafka import KafkaProducer
 from rich.console import Console
 
 from jobs.broker.kafka import client_options
-from jobs.control.incidents import Incident, Incidents, blocked
+from jobs.control.incident import Incident, blocked
+from jobs.control.incidents import Incidents
 from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at

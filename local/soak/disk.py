@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from jobs.lake.delta.fenced import files_with_sizes
+from jobs.lake.delta.reading import files_with_sizes
 from jobs.refusal import Refusal
 
 # Until then files are kept that were replaced since the start, and merges have not met each other yet.

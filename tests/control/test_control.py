@@ -23,6 +23,7 @@ from obstore.store import MemoryStore
 
 from jobs.control import epochs
 from jobs.control import folder as module
+from jobs.control import lease as lease_module
 from jobs.control.epochs import (
     DEAD_SECONDS,
     LAUNCH_SECONDS,
@@ -39,16 +40,8 @@ from jobs.control.epochs import (
     Stop,
     Wait,
 )
-from jobs.control.folder import (
-    EPOCH_VARIABLE,
-    KEPT_EPOCHS,
-    LOG_VARIABLE,
-    Control,
-    Lease,
-    LeaseLostError,
-    death_of,
-    last_words,
-)
+from jobs.control.folder import KEPT_EPOCHS, Control, death_of, last_words
+from jobs.control.lease import EPOCH_VARIABLE, LOG_VARIABLE, Lease, LeaseLostError
 from jobs.refusal import Refusal
 from jobs.storage.documents import Documents
 from tests import processes
@@ -58,7 +51,8 @@ JOB = "rolling_sum"
 _HOLD = """
 import sys
 from pathlib import Path
-from jobs.control.folder import Control, Lease
+from jobs.control.folder import Control
+from jobs.control.lease import Lease
 lease = Lease.acquire(Control.of(Path(sys.argv[1]), "rolling_sum"))
 print(lease.epoch, flush=True)
 sys.stdin.read()
@@ -87,7 +81,7 @@ def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -216,7 +210,7 @@ def test_the_heartbeat_sees_that_a_lease_is_lost_for_good(control: Control, quic
 
 
 def test_the_look_before_a_commit_waits_for_no_heartbeat(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_SECONDS", 600)
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 600)
     lease = Lease.acquire(control, {})
     control.end(1, ended("declared dead", clean=False))
     with pytest.raises(LeaseLostError):
@@ -228,7 +222,7 @@ def test_the_look_before_a_commit_waits_for_no_heartbeat(control: Control, monke
 def test_an_overtaken_holder_beats_no_more_and_its_successor_stays(
     control: Control, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "GRACE_SECONDS", 10 * module.BEAT_SECONDS)
+    monkeypatch.setattr(lease_module, "GRACE_SECONDS", 10 * lease_module.BEAT_SECONDS)
     many_beats = threading.Event()
     lease = acquire(control, many_beats)
     write_lease(control, 2, elsewhere())
@@ -867,7 +861,7 @@ def hard_end(control: Control) -> str:
 def test_one_that_hangs_while_it_starts_is_ended(
     control: Control, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "START_SECONDS", 0.3)
+    monkeypatch.setattr(lease_module, "START_SECONDS", 0.3)
     died = threading.Event()
     began, lease = time.monotonic(), acquire(control, died, Phase.STARTING)
     assert died.wait(10)
@@ -878,9 +872,9 @@ def test_one_that_hangs_while_it_starts_is_ended(
 
 def test_one_that_hangs_while_it_stops_is_ended(control: Control, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it ran before, and however often it says that it stops."""
-    monkeypatch.setattr(module, "START_SECONDS", 0.1)
-    monkeypatch.setattr(module, "STOP_SECONDS", 0.2)
-    monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(lease_module, "START_SECONDS", 0.1)
+    monkeypatch.setattr(lease_module, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(lease_module, "GRACE_SECONDS", 0.2)
     died = threading.Event()
     lease = acquire(control, died)
     assert not died.wait(0.6)
@@ -900,8 +894,8 @@ def test_one_that_was_overtaken_is_ended_after_its_grace(
     lease = acquire(control, died)
     write_lease(control, 2, elsewhere())
     wait_until(lambda: lease.is_lost, "the look for a newer epoch", 10)
-    assert not died.wait(10 * module.BEAT_SECONDS)
-    monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
+    assert not died.wait(10 * lease_module.BEAT_SECONDS)
+    monkeypatch.setattr(lease_module, "GRACE_SECONDS", 0.1)
     assert died.wait(10)
     assert control.epoch(2).receipt is None
     lease.release(ended())
@@ -920,9 +914,10 @@ def test_one_that_is_past_its_deadline_is_ended_also_where_nothing_can_be_writte
 _STUCK = """
 import signal, subprocess, sys
 from pathlib import Path
-from jobs.control import folder as module
-from jobs.control.folder import Control, Lease
-module.BEAT_SECONDS = 0.05
+from jobs.control import lease as lease_module
+from jobs.control.folder import Control
+from jobs.control.lease import Lease
+lease_module.BEAT_SECONDS = 0.05
 lease = Lease.acquire(Control.of(Path(sys.argv[1]), "rolling_sum"))
 jvm = subprocess.Popen([sys.argv[2], "600"])
 print(jvm.pid, flush=True)
@@ -963,7 +958,7 @@ def test_a_hard_end_takes_a_parent_along_only_under_spark_submit(
     """Only the name of the process matters: here it is `sh` that is called java."""
     java = tmp_path / "java"
     shutil.copy(shutil.which("sh") or "", java)
-    end = "from jobs.control.folder import end_this_process; end_this_process()"
+    end = "from jobs.control.lease import end_this_process; end_this_process()"
     done = subprocess.run(
         [java, "-c", '"$0" -c "$1"; exit 7', sys.executable, end],
         env={name: value for name, value in os.environ.items() if name != "PYSPARK_GATEWAY_PORT"} | environment,

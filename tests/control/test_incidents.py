@@ -11,10 +11,9 @@ import pytest
 from obstore.store import MemoryStore
 
 from jobs.control import incidents as module
-from jobs.control.incidents import (
+from jobs.control.incident import (
     Happening,
     Incident,
-    Incidents,
     blocked,
     crash_loop,
     failed_run,
@@ -23,6 +22,7 @@ from jobs.control.incidents import (
     stalled,
     unexplained,
 )
+from jobs.control.incidents import Incidents
 from jobs.lake.query import incidents_table
 from jobs.pipelines.layout import INCIDENTS
 from jobs.storage.documents import Documents

@@ -10,7 +10,8 @@ import pytest
 
 from jobs.control.epochs import Beat, Owner, Phase, Receipt
 from jobs.control.folder import Control
-from jobs.control.incidents import Incident, Incidents, full_disk
+from jobs.control.incident import Incident, full_disk
+from jobs.control.incidents import Incidents
 from jobs.control.room import Room
 from jobs.lake.delta.log import entry_of
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter

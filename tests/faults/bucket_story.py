@@ -16,7 +16,7 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
 from jobs.settings import Settings
 from jobs.streaming import ingest, live, reset
-from jobs.streaming.reset import Request, To
+from jobs.streaming.reset_plan import Request, To
 from jobs.traffic import generator as traffic
 from tests import batch
 

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from jobs.broker import kafka
 from jobs.control.epochs import Health
 from jobs.control.folder import Control
-from jobs.control.incidents import Incidents, full_disk
+from jobs.control.incident import full_disk
+from jobs.control.incidents import Incidents
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import CLOCK_SKEW_MS
 from jobs.settings import Settings

@@ -22,7 +22,8 @@ import pytest
 from jobs.airflow_api.client import AirflowApi
 from jobs.control.epochs import LOOP_FAILURES, Epoch, Health
 from jobs.control.folder import Control
-from jobs.control.incidents import Incident, Incidents, full_disk
+from jobs.control.incident import Incident, full_disk
+from jobs.control.incidents import Incidents
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import checkpoint_of, dag_id_of
 from jobs.streaming.fleet import Fleet

@@ -14,13 +14,17 @@ from pyspark.sql import SparkSession
 
 from jobs.control.events_needed import said_needed
 from jobs.control.folder import Control
-from jobs.control.incidents import Incidents, unexplained
+from jobs.control.incident import unexplained
+from jobs.control.incidents import Incidents
 from jobs.finality import account
 from jobs.lake import tables
-from jobs.lake.delta.fenced import OvertakenError, rows_by_partition
+from jobs.lake.columns import TIME, columns_of
+from jobs.lake.delta.fenced import OvertakenError
+from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.drift import Accounts, Live, _DayTable, final_files
-from jobs.lake.final import TIME, FinalTable, Publication, columns_of
+from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.publication import Publication
 from jobs.lake.query import Lake
 from jobs.lake.slices import Entry, Header, State
 from jobs.lake.tables import PRUNE, Manifest, Note, Ranges, TableWriter

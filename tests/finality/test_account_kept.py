@@ -14,13 +14,14 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.control.folder import Control
-from jobs.control.incidents import Incidents, unexplained
+from jobs.control.incident import unexplained
+from jobs.control.incidents import Incidents
 from jobs.finality import account
 from jobs.finality import accounted as accounted_module
 from jobs.finality.accounted import Progress
 from jobs.lake import drift as module
 from jobs.lake.delta import fenced
-from jobs.lake.delta.fenced import rows_by_partition
+from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.drift import Accounts, drift_schema
 from jobs.lake.final import FinalTable
 from jobs.pipelines.slices import slice_at

@@ -7,11 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs.control.incidents import Incidents, blocked
+from jobs.control.incident import blocked
+from jobs.control.incidents import Incidents
 from jobs.finality import gate, publishing
 from jobs.finality.runs import RunFolder
 from jobs.finality.tries import StagedSlice, Try
-from jobs.lake.final import INPUTS, columns_of
+from jobs.lake.columns import columns_of
+from jobs.lake.final import INPUTS
 from jobs.lake.ledger import Ledger
 from jobs.lake.slices import State, with_late
 from jobs.pipelines import PIPELINES

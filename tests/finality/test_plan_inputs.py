@@ -18,8 +18,9 @@ from jobs.finality.late import count_late
 from jobs.finality.plan_inputs import Inputs, read_inputs
 from jobs.finality.runs import RunFolder
 from jobs.lake.events import Landed
-from jobs.lake.final import FinalTable, Publication
+from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.publication import Publication
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import DAY_MS, day_of

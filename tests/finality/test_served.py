@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.control.incident import served as key_of_served
 from jobs.control.incidents import Incidents
-from jobs.control.incidents import served as key_of_served
 from jobs.finality import served
-from jobs.lake.final import FinalTable, live_schema
+from jobs.lake.columns import live_schema
+from jobs.lake.final import FinalTable
 from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at

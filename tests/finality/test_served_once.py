@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.lake.final import live_schema
+from jobs.lake.columns import live_schema
 from jobs.lake.query import Lake
 from jobs.pipelines.slices import Slice
 from tests.lake.test_final import FIRST, SECOND, SUM, publish

@@ -134,7 +134,8 @@ def test_a_crash_loop_fails_at_once_and_opens_one_incident(run: Run, tmp_path: P
 _PROBE = f"""
 import json, os, pathlib, sys, time
 sys.path.insert(0, {str(PROJECT)!r})
-from jobs.control.folder import Control, Lease
+from jobs.control.folder import Control
+from jobs.control.lease import Lease
 from jobs.control.epochs import Receipt
 from jobs.settings import Settings
 lease = Lease.acquire(Control.of(Settings.from_env().lake_root, "word_count"))

@@ -10,7 +10,8 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
-from jobs.control.incidents import Incidents, blocked
+from jobs.control.incident import blocked
+from jobs.control.incidents import Incidents
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.query import Lake

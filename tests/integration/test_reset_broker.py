@@ -15,19 +15,21 @@ from pyspark.sql import SparkSession
 
 from jobs.broker import kafka
 from jobs.control.epochs import Receipt
-from jobs.control.folder import Control, Lease, LeaseLostError
+from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
+from jobs.control.lease import Lease, LeaseLostError
 from jobs.failpoints import FailPoint
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.query import Lake
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES, SOURCES
+from jobs.pipelines.layout import ASIDE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Measure
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming import ingest, live, reset
-from jobs.streaming.reset import Request, ResetPlan, To
+from jobs.streaming.reset_plan import Request, ResetPlan, To
 from tests import processes
 from tests.conftest import renew_topics
 from tests.judges import checker, oracle
@@ -112,7 +114,7 @@ def test_a_pipeline_begins_anew_at_the_earliest_record(
 
     assert apply(settings, "rolling_sum", To.EARLIEST) == dry
     assert checker.read_table(settings.lake_root / SUM.live_table).rows == []
-    (aside,) = (settings.lake_root / reset.ASIDE).iterdir()
+    (aside,) = (settings.lake_root / ASIDE).iterdir()
     kept = {name: content for name, content in before.items() if name.startswith("checkpoints/rolling_sum/")}
     moved = {f"checkpoints/rolling_sum/{name}": content for name, content in everything(aside).items()}
     assert moved == kept, "the old checkpoint is put aside, not deleted"
@@ -434,7 +436,7 @@ def test_an_old_checkpoint_is_refused_after_a_reset(spark: SparkSession, setting
     checkpoint = settings.lake_root / "checkpoints/rolling_sum"
     forget(checkpoint, "commits/0")
     apply(settings, "rolling_sum", To.EARLIEST)
-    (aside,) = (settings.lake_root / reset.ASIDE).iterdir()
+    (aside,) = (settings.lake_root / ASIDE).iterdir()
     shutil.copytree(aside, checkpoint)
     with pytest.raises(Refusal, match=r"batch 0 planned, None committed\) is older"):
         run_sum(settings)

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 
 from jobs.broker import kafka
 from jobs.control.epochs import Attach, Launch, Receipt, Stop
-from jobs.control.folder import Control, Lease
+from jobs.control.folder import Control
+from jobs.control.lease import Lease
 from jobs.lake.answers import write_json
 from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES, SOURCES

@@ -21,8 +21,8 @@ from jobs.broker.kafka import TopicState
 from jobs.finality import account, accounted
 from jobs.finality.planning import writing
 from jobs.lake import drift
+from jobs.lake.columns import TIME
 from jobs.lake.delta.fenced import OvertakenError
-from jobs.lake.final import TIME
 from jobs.lake.slices import Header
 from jobs.lake.tables import Note, Ranges
 from jobs.refusal import Refusal

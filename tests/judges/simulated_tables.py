@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from jobs.lake.columns import columns_of
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.events import Count
-from jobs.lake.final import FinalTable, Publication, columns_of
+from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Counted
+from jobs.lake.publication import Publication
 from jobs.lake.slices import Entry, Header, State
 from jobs.pipelines.slices import Slice
 from tests.judges.simulated_broker import id_of, within

@@ -18,7 +18,7 @@ from jobs.finality import planning
 from jobs.finality.runs import RunFolder, slices_left
 from jobs.finality.tries import StagedSlice, Try
 from jobs.lake import tables
-from jobs.lake.delta.fenced import files_with_sizes, value_of
+from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.slices import State

@@ -16,8 +16,9 @@ import pytest
 from greenlet import getcurrent
 
 from jobs.control.events_needed import said_needed
-from jobs.control.folder import LeaseLostError
-from jobs.control.incidents import Incidents, blocked
+from jobs.control.incident import blocked
+from jobs.control.incidents import Incidents
+from jobs.control.lease import LeaseLostError
 from jobs.finality import due, late, planning, publishing, runs
 from jobs.finality.due import Request
 from jobs.finality.publishing import roll_back
@@ -28,7 +29,7 @@ from jobs.pipelines import days
 from jobs.pipelines.slices import CLOCK_SKEW_MS, closes_at, early, slice_at, slice_named, slices_between
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
-from jobs.streaming.reset import To
+from jobs.streaming.reset_plan import To
 from tests.judges.simulated_broker import SKEW_MS, Broker
 from tests.judges.simulated_judges import judge_end
 from tests.judges.simulated_live import Stream, judge_account, live_of, or_reset

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from jobs.finality import account
 from jobs.lake import tables
-from jobs.lake.delta.fenced import files_with_sizes, rows_by_partition
+from jobs.lake.delta.reading import files_with_sizes, rows_by_partition
 from jobs.lake.drift import Live
 from jobs.lake.tables import Manifest, TableWriter, note_at
 from jobs.pipelines import PIPELINES

@@ -19,9 +19,12 @@ from jobs.finality import publishing, served
 from jobs.lake import final as final_module
 from jobs.lake import folding
 from jobs.lake.checksums import checksum
-from jobs.lake.delta.fenced import FencedTable, OvertakenError, files_with_sizes, value_of
-from jobs.lake.final import FinalTable, Publication, columns_of
+from jobs.lake.columns import columns_of
+from jobs.lake.delta.fenced import FencedTable, OvertakenError
+from jobs.lake.delta.reading import files_with_sizes, value_of
+from jobs.lake.final import FinalTable
 from jobs.lake.folding import Stored, due, stored
+from jobs.lake.publication import Publication
 from jobs.lake.query import Lake
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE

@@ -7,7 +7,7 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.lake import ledger as module
-from jobs.lake.delta.fenced import rows_by_partition
+from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.ledger import Counted, Ledger
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES

@@ -23,8 +23,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jobs.lake import tables
-from jobs.lake.delta.fenced import OvertakenError, files_of, rows_by_partition
+from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.delta.log import said_at
+from jobs.lake.delta.reading import files_of, rows_by_partition
 from jobs.lake.delta.retention import Freed, took_turn
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, TornStageError, last_note
 from jobs.refusal import Refusal

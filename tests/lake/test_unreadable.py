@@ -16,7 +16,7 @@ from jobs.finality.planning import writing
 from jobs.finality.runs import RunFolder, slices_left
 from jobs.finality.tries import StagedSlice
 from jobs.lake import final as final_module
-from jobs.lake.delta.fenced import value_of
+from jobs.lake.delta.reading import value_of
 from jobs.lake.final import FinalTable
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import HOUR_MS, ROWS_SLICE

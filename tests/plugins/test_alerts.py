@@ -30,7 +30,8 @@ from airflow.sdk.exceptions import AirflowFailException
 from jobs.control import incidents as incidents_module
 from jobs.control.epochs import Beat, Owner, Phase, QueryProgress, Receipt
 from jobs.control.folder import Control
-from jobs.control.incidents import Incidents, blocked, crash_loop, failed_run, missed_deadline, stalled
+from jobs.control.incident import blocked, crash_loop, failed_run, missed_deadline, stalled
+from jobs.control.incidents import Incidents
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
 from local.platform.ports import free_port

@@ -15,6 +15,7 @@ import pytest
 
 from jobs.control import epochs
 from jobs.control import folder as control_module
+from jobs.control import lease as lease_module
 from jobs.control.epochs import (
     STALE_SECONDS,
     WELL_SECONDS,
@@ -27,8 +28,10 @@ from jobs.control.epochs import (
     Stop,
     Wait,
 )
-from jobs.control.folder import Control, Lease
-from jobs.control.incidents import Incidents, crash_loop, full_disk, stalled
+from jobs.control.folder import Control
+from jobs.control.incident import crash_loop, full_disk, stalled
+from jobs.control.incidents import Incidents
+from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.pipelines.layout import INCIDENTS, control_of
 from jobs.storage.documents import Documents
@@ -63,7 +66,7 @@ class Watched(StreamTrigger):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(control_module, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(control_module, "LOOK_ON_SECONDS", 0.1)
 
 

@@ -12,7 +12,7 @@ import pytest
 from jobs.control.epochs import Owner
 from jobs.control.folder import Control
 from jobs.finality import planning
-from jobs.lake.delta.fenced import files_of
+from jobs.lake.delta.reading import files_of
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings
 from jobs.storage.documents import Documents

@@ -16,7 +16,8 @@ import pytest
 from jobs.control.checkpoint import Checkpoint
 from jobs.finality import runs
 from jobs.finality.runs import RunFolder
-from jobs.lake.delta.fenced import FencedTable, OvertakenError, files_of, opened
+from jobs.lake.delta.fenced import FencedTable, OvertakenError, opened
+from jobs.lake.delta.reading import files_of
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT, KeptDays

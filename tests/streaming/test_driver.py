@@ -18,10 +18,11 @@ from obstore.store import MemoryStore
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from jobs.control import folder as control_module
+from jobs.control import lease as lease_module
 from jobs.control.checkpoint import Checkpoint, Offsets
 from jobs.control.epochs import Epoch, Health, Owner, Phase, Receipt, Stop
-from jobs.control.folder import Control, Lease, LeaseLostError
+from jobs.control.folder import Control
+from jobs.control.lease import Lease, LeaseLostError
 from jobs.pipelines.layout import control_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -80,7 +81,7 @@ class Counting(MicroBatches):
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     """A control folder whose drivers look into it often."""
-    monkeypatch.setattr(control_module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(driver, "BEAT_SECONDS", 0.05)
     return Control.of(tmp_path, JOB)
 
@@ -214,7 +215,7 @@ def test_a_driver_that_ends_looks_whether_it_was_overtaken(
     busy, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though its heartbeat has not seen it yet: it must not say that it ended in order."""
-    monkeypatch.setattr(control_module, "BEAT_SECONDS", 600)
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 600)
     lease, stop = Lease.acquire(control, {}), threading.Event()
     control.end(lease.epoch, Receipt(time=time.time(), clean=False, cause="declared dead"))
     with pytest.raises(LeaseLostError):
@@ -575,7 +576,8 @@ import sys, threading
 from dataclasses import replace
 from pathlib import Path
 import psutil
-from jobs import driver, session
+from jobs import session
+from jobs.streaming import driver
 from jobs.settings import Settings
 from tests.streaming.test_driver import Counting, unasked
 

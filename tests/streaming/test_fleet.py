@@ -19,6 +19,7 @@ from rich.console import Console
 
 from jobs.control import epochs
 from jobs.control import folder as control_module
+from jobs.control import lease as lease_module
 from jobs.control.epochs import (
     STALE_SECONDS,
     STOP_SECONDS,
@@ -31,8 +32,10 @@ from jobs.control.epochs import (
     Receipt,
     Wait,
 )
-from jobs.control.folder import LOG_VARIABLE, Control, Lease
-from jobs.control.incidents import Incidents, crash_loop, full_disk, stalled
+from jobs.control.folder import Control
+from jobs.control.incident import crash_loop, full_disk, stalled
+from jobs.control.incidents import Incidents
+from jobs.control.lease import LOG_VARIABLE, Lease
 from jobs.pipelines import STREAMS
 from jobs.refusal import Refusal
 from jobs.streaming import fleet as module
@@ -44,8 +47,9 @@ JOB, OTHER = "rolling_sum", "ingest"
 _DRIVER = """
 import os, sys, time
 from pathlib import Path
-from jobs.control import folder as module
-from jobs.control.folder import Control, Lease
+from jobs.control import lease as module
+from jobs.control.folder import Control
+from jobs.control.lease import Lease
 from jobs.control.epochs import Phase, QueryProgress, Receipt
 
 lake, job, manner = sys.argv[1:]
@@ -73,7 +77,7 @@ Starter = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(control_module, "LOOK_ON_SECONDS", 0.1)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.05)
 

@@ -16,12 +16,14 @@ from deltalake import DeltaTable
 
 from jobs.control.checkpoint import Checkpoint
 from jobs.control.epochs import Owner, Receipt
-from jobs.control.folder import Control, Lease, LeaseLostError
-from jobs.control.incidents import Incidents, full_disk
+from jobs.control.folder import Control
+from jobs.control.incident import full_disk
+from jobs.control.incidents import Incidents
+from jobs.control.lease import Lease, LeaseLostError
 from jobs.control.room import Room
 from jobs.failpoints import FailPoint
 from jobs.lake import tables
-from jobs.lake.delta.fenced import rows_by_partition
+from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.tables import TableWriter, last_note
 from jobs.streaming import microbatch
 from jobs.streaming.microbatch import Batch, ClosedError, MicroBatches

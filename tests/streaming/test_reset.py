@@ -13,18 +13,8 @@ from jobs.control.checkpoint import Checkpoint
 from jobs.lake.tables import Note, Ranges
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
 from jobs.refusal import Refusal
-from jobs.streaming.reset import (
-    Move,
-    Query,
-    QueryReset,
-    Request,
-    ResetPlan,
-    To,
-    _landed,
-    _queries,
-    _state_of,
-    target,
-)
+from jobs.streaming.reset import _landed, _queries, _state_of
+from jobs.streaming.reset_plan import Move, Query, QueryReset, Request, ResetPlan, To, target
 from jobs.times import parse_time
 from tests.control import test_checkpoint
 

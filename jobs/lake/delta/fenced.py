@@ -9,12 +9,9 @@ import logging
 import re
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -24,11 +21,12 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import SubTreeFileSystem
 
 from jobs.lake.delta.log import keep_entry, open_whole, said, said_at
 from jobs.lake.delta.merging import bins
+from jobs.lake.delta.reading import _folder, dataset, files_with_sizes
 from jobs.lake.delta.retention import Freed, is_due, took_turn, unneeded
+from jobs.lake.delta.statistics import _stats
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder, last_written, make_durable, make_folder, place, remove
 from jobs.storage.parquet import arrow_place, files_in, footer
@@ -289,96 +287,3 @@ def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> No
 def _handing_on(table: DeltaTable, path: Folder) -> CommitProperties:
     newest = next((words["userMetadata"] for _, words in said(path, table.version()) if "userMetadata" in words), None)
     return CommitProperties(max_commit_retries=0, custom_metadata={"userMetadata": newest} if newest else None)
-
-
-def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:
-    """What is in a table now, to be read: its files and their partitions, but not the log's statistics of them.
-
-    With a schema: as if it had these columns; those that it has not yet are null. The Delta library makes of a bound
-    that is not there one that no value meets: rows would be missing. Parquet has statistics of its own.
-    """
-    return dataset(table, path, files_with_sizes(table), schema)
-
-
-def files_with_sizes(table: DeltaTable) -> dict[str, int]:
-    """The files that a table consists of, relative to its folder."""
-    actions = pa.table(table.get_add_actions(flatten=True))
-    if not actions.num_rows:
-        return {}
-    return dict(zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True))
-
-
-def rows_by_partition(table: DeltaTable) -> Counter[str]:
-    """How many rows there are, by the value of the partition column."""
-    actions = pa.table(table.get_add_actions(flatten=True))
-    rows = Counter[str]()
-    if actions.num_rows:
-        for path, count in zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True):
-            rows[value_of(path)] += count
-    return rows
-
-
-def value_of(file: str) -> str:
-    """The value of the partition column that a file's folder names."""
-    return _folder(file).partition("=")[2]
-
-
-def _folder(file: str) -> str:
-    # Not by Path: of thousands of files that would take longer than all the rest.
-    return file.rpartition("/")[0].rpartition("/")[2]
-
-
-def dataset(table: DeltaTable, path: Folder, files: Iterable[str], schema: pa.Schema | None = None) -> ds.Dataset:
-    """Some files of a table, to be read."""
-    folder, parquet = SubTreeFileSystem(*arrow_place(path)), ds.ParquetFileFormat()
-    partitions = {file: _folder(file).split("=", 1) for file in files}
-    fragments = [parquet.make_fragment(file, folder, ds.field(p) == value) for file, (p, value) in partitions.items()]
-    # Rows about batches have no window: what a plan calls never null is so only in its own rows.
-    columns = schema or pa.schema(table.schema().to_arrow())
-    nullable = pa.schema([field.with_nullable(True) for field in columns])
-    return ds.FileSystemDataset(fragments, nullable, parquet, folder)
-
-
-def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
-    """Delta's statistics of a file from its parquet footer, so that readers can pass over it.
-
-    Bounds without a count of nulls would tell readers that there are none: a column has both or neither.
-    """
-    lows: dict[str, Any] = {}
-    highs: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    unknown: set[str] = set()
-    for group in range(footer.num_row_groups):
-        for index in range(footer.num_columns):
-            column = footer.row_group(group).column(index)
-            name, bounds = column.path_in_schema, column.statistics
-            if "." in name or bounds is None or not bounds.has_null_count:
-                unknown.add(name)
-                continue
-            nulls[name] = nulls.get(name, 0) + bounds.null_count
-            if bounds.has_min_max:
-                lows[name] = min(lows.get(name, bounds.min), bounds.min)
-                highs[name] = max(highs.get(name, bounds.max), bounds.max)
-            elif bounds.null_count < column.num_values:
-                unknown.add(name)
-    return {
-        "numRecords": footer.num_rows,
-        "minValues": _as_json(lows, unknown),
-        "maxValues": _as_json(highs, unknown),
-        "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
-    }
-
-
-def _as_json(bounds: Mapping[str, Any], unknown: set[str]) -> dict[str, Any]:
-    written = {name: _bound(value) for name, value in bounds.items() if name not in unknown}
-    return {name: value for name, value in written.items() if value is not None}
-
-
-def _bound(value: Any) -> Any:
-    if isinstance(value, bool | int):
-        return value
-    if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    if isinstance(value, Decimal):
-        return None  # JSON readers would make it a DOUBLE.
-    return value if isinstance(value, str) and len(value) <= 32 else None

@@ -8,8 +8,8 @@ from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import HTMLResponse
 
+from jobs.control.incident import blocked as blocked_incident
 from jobs.control.incidents import Incidents
-from jobs.control.incidents import blocked as blocked_incident
 from jobs.finality.gate import page_of
 from jobs.finality.runs import RunFolder
 from jobs.finality.served import page_of as page_of_check

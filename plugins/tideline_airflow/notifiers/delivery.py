@@ -11,7 +11,8 @@ from datetime import timedelta
 
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
-from jobs.control.incidents import Incident, Incidents, Untold
+from jobs.control.incident import Incident, Untold
+from jobs.control.incidents import Incidents
 from jobs.storage.folders import Folder
 from jobs.times import utc
 from tideline_airflow.notifiers.channels import Message, Send, channels

@@ -80,7 +80,7 @@ def page(path: str) -> str:
 
 
 def _task_failed(incidents: "Incidents", context: dict[str, Any], *, known: bool) -> None:
-    from jobs.control.incidents import failed_run
+    from jobs.control.incident import failed_run
 
     task, error = context["ti"], context.get("exception")
     if not known and not isinstance(error, AlreadyTold):
@@ -91,7 +91,7 @@ def _task_failed(incidents: "Incidents", context: dict[str, Any], *, known: bool
 
 def _run_failed(incidents: "Incidents", context: dict[str, Any]) -> None:
     """What no task has said: one was killed, which calls nothing back, or the run took too long."""
-    from jobs.control.incidents import failed_run
+    from jobs.control.incident import failed_run
 
     dag_id, run_id, task = context["dag"].dag_id, _run_id(context), context.get("ti")
     reason = str(context.get("reason"))
@@ -104,7 +104,7 @@ def _run_failed(incidents: "Incidents", context: dict[str, Any]) -> None:
 
 
 def _run_succeeded(incidents: "Incidents", context: dict[str, Any]) -> None:
-    from jobs.control.incidents import failed_run, missed_deadline
+    from jobs.control.incident import failed_run, missed_deadline
 
     dag_id = context["dag"].dag_id
     for key in (failed_run(dag_id), missed_deadline(dag_id)):
@@ -113,7 +113,7 @@ def _run_succeeded(incidents: "Incidents", context: dict[str, Any]) -> None:
 
 def _deadline_missed(incidents: "Incidents", context: dict[str, Any]) -> None:
     """Airflow tells the run as its API would, and the deadline."""
-    from jobs.control.incidents import missed_deadline
+    from jobs.control.incident import missed_deadline
 
     run, deadline = context["dag_run"], context["deadline"]
     dag_id, run_id = run["dag_id"], run["dag_run_id"]

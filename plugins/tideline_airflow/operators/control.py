@@ -116,13 +116,13 @@ class ResetStreamOperator(BaseOperator):
     def execute(self, context: Context) -> "list[dict[str, Any]]":
         """The plan as a table in the log and on the run, and as rows."""
         from jobs.broker import kafka
-        from jobs.streaming import reset
+        from jobs.streaming import reset, reset_plan
 
         settings = replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
         try:
             timestamp_ms = parse_time(self.timestamp) if self.timestamp else None
-            request = reset.Request(
-                job=self.job, to=reset.target(self.to), timestamp_ms=timestamp_ms, sources=tuple(self.sources)
+            request = reset_plan.Request(
+                job=self.job, to=reset_plan.target(self.to), timestamp_ms=timestamp_ms, sources=tuple(self.sources)
             )
             with kafka.admin(settings.kafka) as client:
                 planned = (reset.apply if self.apply else reset.plan)(settings, client, request)

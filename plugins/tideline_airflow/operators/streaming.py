@@ -18,8 +18,10 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from jobs import pipelines
 from jobs.control.epochs import LOOP_FAILURES, Attach, Beat, Epoch, Owner, Phase, Receipt, Wait, failures
-from jobs.control.folder import EPOCH_VARIABLE, LOG_VARIABLE, Control
-from jobs.control.incidents import Incidents, crash_loop
+from jobs.control.folder import Control
+from jobs.control.incident import crash_loop
+from jobs.control.incidents import Incidents
+from jobs.control.lease import EPOCH_VARIABLE, LOG_VARIABLE
 from jobs.control.room import Room
 from jobs.settings import Settings
 from jobs.upkeep.logs import BEFORE

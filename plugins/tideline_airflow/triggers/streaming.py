@@ -12,7 +12,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from jobs.control.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
 from jobs.control.folder import Control
-from jobs.control.incidents import Incidents, crash_loop, failed_run, stalled
+from jobs.control.incident import crash_loop, failed_run, stalled
+from jobs.control.incidents import Incidents
 from jobs.control.room import Room
 from jobs.pipelines.layout import dag_id_of
 from jobs.storage.folders import folder_at

@@ -13,7 +13,8 @@ from deltalake import DeltaTable
 
 from jobs.lake import tables
 from jobs.lake.delta import fenced, retention
-from jobs.lake.delta.fenced import OvertakenError, files_of, files_with_sizes, opened
+from jobs.lake.delta.fenced import OvertakenError, opened
+from jobs.lake.delta.reading import files_of, files_with_sizes
 from jobs.lake.ledger import Ledger
 from jobs.lake.tables import Manifest, TableWriter
 from jobs.pipelines import PIPELINES

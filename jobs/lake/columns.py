@@ -1,0 +1,66 @@
+"""The columns of live and final rows, from the definition of a pipeline."""
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+
+from jobs.lake.delta.log import keep_entry
+from jobs.pipelines.pipeline import Pipeline
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder
+
+TIME = pa.timestamp("us", tz="UTC")
+_TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
+
+
+def columns_of(pipeline: Pipeline) -> pa.Schema:
+    """The columns of window, keys and measures, as the definition gives them."""
+    types = (arrow_type(type_) for type_ in pipeline.value_types)
+    values = [pa.field(name, type_) for name, type_ in zip(pipeline.value_columns, types, strict=True)]
+    return pa.schema([pa.field("window_start", TIME), pa.field("window_end", TIME), *values])
+
+
+def arrow_type(sql: str) -> pa.DataType:
+    """A definition's type in Arrow's words."""
+    if sql in _TYPES:
+        return _TYPES[sql]
+    precision, scale = sql.removeprefix("DECIMAL(").rstrip(")").split(",")
+    return pa.decimal128(int(precision), int(scale))
+
+
+def schema_of(pipeline: Pipeline) -> pa.Schema:
+    """The columns of the table."""
+    return pa.schema(
+        [
+            *columns_of(pipeline),
+            pa.field("version", pa.int64()),
+            pa.field("as_of", TIME),
+            pa.field("run", pa.string()),
+            pa.field("fingerprint", pa.string()),
+            pa.field("final_slice", pa.string()),
+            pa.field("header", pa.string()),
+            pa.field("slice", pa.string()),
+        ]
+    )
+
+
+def live_schema(pipeline: Pipeline) -> pa.Schema:
+    """The columns of the live table of the same pipeline, as its stream makes them."""
+    epoch, batch = pa.field("epoch", pa.int64()), pa.field("batch", pa.int64())
+    more = [epoch, batch, pa.field("as_of", TIME), pa.field("fingerprint", pa.string())]
+    of_batches = [pa.field("offsets", pa.string()), pa.field("watermark", TIME)]
+    return pa.schema([*columns_of(pipeline), pa.field("slice", pa.string()), *more, *of_batches])
+
+
+def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
+    """Add the columns of a changed definition; a column whose type has changed cannot be served."""
+    there = {field.name: field for field in table.schema().fields}
+    asked = Schema.from_arrow(wanted).fields
+    changed = [field.name for field in asked if field.name in there and there[field.name].type != field.type]
+    if changed:
+        types = ", ".join(f"{name} is {there[name].type} there" for name in changed)
+        raise Refusal(
+            f"{path} holds rows of another type ({types}): take the change back, or give the measure another name"
+        )
+    if missing := [field for field in asked if field.name not in there]:
+        table.alter.add_columns(missing)
+        keep_entry(path, table.version())

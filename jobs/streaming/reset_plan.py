@@ -1,0 +1,196 @@
+"""What a reset would do: where each query begins, what is read again, passed over or cleared."""
+
+import shlex
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from jobs.broker.kafka import TopicState
+from jobs.lake.tables import Note, Ranges
+from jobs.pipelines import INGEST, SOURCES, STREAMS
+from jobs.pipelines.layout import ASIDE
+from jobs.pipelines.source import Source
+from jobs.refusal import Refusal
+from jobs.times import iso
+
+
+class To(StrEnum):
+    """Where to begin. The tide line is, as long as nothing is final, what is landed."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIMESTAMP = "timestamp"
+    TIDE_LINE = "tide-line"
+
+
+def target(name: str) -> To:
+    """The target of that name."""
+    try:
+        return To(name)
+    except ValueError as error:
+        raise Refusal(f"--to {name!r}: choose one of {', '.join(To)}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked for; ``sources`` choose among those of `ingest`, none means all."""
+
+    job: str
+    to: To
+    timestamp_ms: int | None = None
+    sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.job not in STREAMS:
+            raise Refusal(f"there is no streaming job {self.job!r}: choose one of {', '.join(STREAMS)}")
+        if self.sources and self.job != INGEST:
+            raise Refusal(f"{self.job!r} reads one source only: leave out --source, which is for {INGEST!r}")
+        if unknown := sorted(set(self.sources) - set(SOURCES)):
+            raise Refusal(f"there is no source {', '.join(unknown)}: choose among {', '.join(SOURCES)}")
+        if (self.to is To.TIMESTAMP) != (self.timestamp_ms is not None):
+            raise Refusal("a time goes with --to timestamp, and with that only: --timestamp 2026-01-31T12:00:00Z")
+        # To Kafka such numbers are no times.
+        if self.timestamp_ms is not None and self.timestamp_ms < 0:
+            raise Refusal(f"--timestamp {iso(self.timestamp_ms)} is before 1970: choose --to earliest")
+
+    @property
+    def words(self) -> str:
+        """Where to, with the time if there is one."""
+        return self.to.value if self.timestamp_ms is None else f"timestamp {iso(self.timestamp_ms)}"
+
+    @property
+    def command(self) -> str:
+        """What to type to ask for the same."""
+        words = ["tideline", "reset", self.job, "--to", self.to.value]
+        words += ["--timestamp", iso(self.timestamp_ms)] if self.timestamp_ms is not None else []
+        return shlex.join([*words, *(word for name in self.sources for word in ("--source", name))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """One streaming query: a pipeline's, or one of `ingest`. ``folder`` is its checkpoint, below the lake's root."""
+
+    job: str
+    source: Source
+    table: str
+    partition: str
+    folder: str
+    fingerprint: str | None = None
+
+    @property
+    def clears(self) -> bool:
+        """Whether a reset takes its rows away; what is landed stays."""
+        return self.job != INGEST
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One partition: how far its table is (none if it knows no such partition), and where the stream will begin."""
+
+    partition: int
+    table: int | None
+    start: int
+
+    @property
+    def read_again(self) -> int:
+        """How many offsets come a second time."""
+        return max(0, (self.table or 0) - self.start)
+
+    @property
+    def passed_over(self) -> int:
+        """How many offsets will not be read."""
+        return max(0, self.start - (self.table or 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryReset:
+    """What a reset does to one streaming query: to its table, and to its checkpoint if it has one."""
+
+    query: Query
+    topic: TopicState
+    moves: tuple[Move, ...]
+    rows: int
+    checkpoint: str | None
+    write_id: str
+
+    @property
+    def effect(self) -> str:
+        """What becomes of rows and checkpoint, in words."""
+        query, passed = self.query, sum(move.passed_over for move in self.moves)
+        rows = f"{self.rows:,} rows of {query.table} are {'cleared' if query.clears else 'kept'}"
+        lost = f"; {passed:,} offsets are booked as lost" if passed and not query.clears else ""
+        aside = f"; {query.folder} ({self.checkpoint}) moves to {ASIDE}" if self.checkpoint else ""
+        return f"{query.source.name}: {rows}{lost}{aside}"
+
+    def loss(self, words: str) -> str | None:
+        """What is booked as lost by the reset of these words: a sentence that names every range, or nothing."""
+        source, gaps = self.query.source.name, [move for move in self.moves if self._booked(move)]
+        ranges = ", ".join(
+            f"partition {move.partition} [{move.start - move.passed_over}, {move.start})" for move in gaps
+        )
+        count = f"{sum(move.passed_over for move in gaps):,} records at most"
+        return f"{source}: the reset to {words} booked {count} as lost: {ranges}" if gaps else None
+
+    def note(self, epoch: int) -> Note:
+        """What the commit says. The ranges of `ingest` stay gapless: between its table and the begin nothing comes."""
+        offsets = {move.partition: (move.start - self._booked(move), move.start) for move in self.moves}
+        return Note(
+            job=self.query.job,
+            write_id=self.write_id,
+            batch=None,
+            epoch=epoch,
+            cluster_id=self.topic.cluster_id,
+            topics={self.query.source.name: Ranges(topic_id=self.topic.topic_id, offsets=offsets)},
+            fingerprint=self.query.fingerprint,
+        )
+
+    def _booked(self, move: Move) -> int:
+        return 0 if self.query.clears else move.passed_over
+
+    def as_row(self) -> dict[str, Any]:
+        """For programs."""
+        partitions = [
+            {**vars(move), "read_again": move.read_again, "passed_over": move.passed_over, "lost": self._booked(move)}
+            for move in self.moves
+        ]
+        return {
+            "job": self.query.job,
+            "source": self.query.source.name,
+            "table": self.query.table,
+            "rows": self.rows,
+            "rows_cleared": self.rows if self.query.clears else 0,
+            "checkpoint": self.query.folder,
+            "checkpoint_state": self.checkpoint,
+            "partitions": partitions,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetPlan:
+    """What a reset will do, or has done."""
+
+    request: Request
+    queries: tuple[QueryReset, ...]
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """For programs: one object per query."""
+        return [query.as_row() for query in self.queries]
+
+    def table(self) -> Table:
+        """For people: one line per partition."""
+        shown = Table("source", "partition", "table at", "begins at", "read again", "passed over")
+        for query in self.queries:
+            for move in query.moves:
+                at = "-" if move.table is None else f"{move.table:,}"
+                numbers = (f"{number:,}" for number in (move.start, move.read_again, move.passed_over))
+                style = "red" if move.passed_over else "green" if move.read_again else "dim"
+                shown.add_row(*map(Text, (query.query.source.name, str(move.partition), at, *numbers)), style=style)
+        return shown
+
+    def effects(self) -> list[str]:
+        """For people: what becomes of each table and checkpoint."""
+        return [query.effect for query in self.queries]
