@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from jobs.broker import kafka
-from jobs.finality import gate, planning, publishing, recompute
+from jobs.finality import auditing, planning, publishing, recompute
 from jobs.finality.due import Request
 from jobs.finality.planning import Planned
 from jobs.finality.publishing import Published
@@ -41,7 +41,7 @@ def stage(settings: Settings, pipeline: Pipeline, run: str) -> None:
 
 def audit(settings: Settings, pipeline: Pipeline, run: str) -> None:
     """Great Expectations, in memory."""
-    gate.examine(settings.lake_root, pipeline, run)
+    auditing.examine(settings.lake_root, pipeline, run)
 
 
 def publish(settings: Settings, pipeline: Pipeline, run: str) -> Published:

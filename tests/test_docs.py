@@ -11,9 +11,9 @@ import typer
 from deltalake import DeltaTable
 
 from jobs.cli import app
-from jobs.lake.query import Lake, incidents_table
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.layout import dag_id_of
+from jobs.query.lake import Lake, incidents_table
 from jobs.settings import PROJECT
 
 PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]

@@ -43,12 +43,12 @@ def recompute(
 def audit(name: str, run: _Run, link: _Link = None) -> None:
     """Judge by Spark what a run has staged: what the task `audit` submits when there are many rows."""
     from jobs import session
-    from jobs.finality import gate
+    from jobs.finality import auditing
     from jobs.finality.tries import stop_when_task_ends
 
     settings = Settings.from_env()
     with stop_when_task_ends(), session.opened(settings, f"audit {name}") as spark:
-        gate.examine(settings.lake_root, pipeline_named(name), run, spark=spark, link=link)
+        auditing.examine(settings.lake_root, pipeline_named(name), run, spark=spark, link=link)
 
 
 def account(

@@ -28,8 +28,8 @@ def query(
     rows: Annotated[int | None, typer.Option(min=1, help="How many rows it may have; by default QUERY_ROWS.")] = None,
 ) -> None:
     """Ask the lake: PIPELINE, slices_, ledger_, drift_, balance_PIPELINE, events_, quarantine_SOURCE, incidents."""
-    from jobs.lake import answers
-    from jobs.lake.query import Lake
+    from jobs.query import answers
+    from jobs.query.lake import Lake
 
     # The lake is only read: there is nothing to tidy up, and no function of a query can hold it up.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

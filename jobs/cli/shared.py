@@ -104,7 +104,7 @@ def airflow() -> "Iterator[AirflowApi | None]":
 
 def say(sentence: str) -> None:
     """Print a refusal, or why something has ended."""
-    from jobs.lake.answers import visible_lines
+    from jobs.query.answers import visible_lines
 
     # A sentence may quote data or a query.
     errors.print("[red]tideline:[/red]", Text(visible_lines(sentence)), highlight=False, soft_wrap=True)

@@ -69,7 +69,7 @@ def rollback(
 
 
 def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
-    from jobs.finality import plans
+    from jobs.finality import plan_report
 
     for time_ in (asked["from"], asked["to"]):
         if time_:
@@ -79,7 +79,7 @@ def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
         print(json.dumps(said))
         return
     if said["slices"]:
-        Console(width=None if sys.stdout.isatty() else 160).print(plans.table(said["slices"]))
+        Console(width=None if sys.stdout.isatty() else 160).print(plan_report.table(said["slices"]))
     print("\n".join(said["said"]))
     if not said["dry_run"]:
         print("Done: what the audit has passed is final.")

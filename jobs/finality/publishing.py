@@ -14,12 +14,12 @@ import pyarrow as pa
 from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease
 from jobs.failpoints import FailPoint, reach
-from jobs.finality.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.finality.late import missed_by
 from jobs.finality.planning import writing
 from jobs.finality.runs import Plan, RunFolder, Work, slices_left
 from jobs.lake.checksums import checksum
 from jobs.lake.final import FinalTable
+from jobs.lake.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.lake.ledger import Counted, Ledger
 from jobs.lake.publication import Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_passed, reconciled

@@ -1,1 +1,1 @@
-"""The tables of the lake: one module per table, and queries over all of them."""
+"""What a slice says of itself, and the tables of the lake: one module per table."""

@@ -19,19 +19,19 @@ from deltalake import DeltaTable
 
 from jobs import session
 from jobs.broker.kafka import admin
-from jobs.finality import gate, planning, publishing, recompute
+from jobs.finality import auditing, planning, publishing, recompute
 from jobs.finality.due import Request
-from jobs.finality.final_topic import messages, send
 from jobs.finality.runs import Plan, RunFolder
 from jobs.lake.checksums import checksum
 from jobs.lake.columns import columns_of
 from jobs.lake.delta.reading import files_with_sizes
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
+from jobs.lake.final_topic import messages, send
 from jobs.lake.publication import Publication
-from jobs.lake.query import Lake
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.slices import Slice, closes_at, slices_between
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder, remove
@@ -352,7 +352,7 @@ class _Case:
         parts: dict[str, Callable[[], object]] = {
             "plan": lambda: _planned(settings, run, [slice_]),
             "recompute": lambda: recompute.run(settings, PIPELINE, run),
-            "audit": lambda: gate.examine(settings.lake_root, PIPELINE, run),
+            "audit": lambda: auditing.examine(settings.lake_root, PIPELINE, run),
             "publish": lambda: versions.update(
                 publishing.publish(settings, PIPELINE, run, now_ms=_over_ms([slice_])).versions
             ),

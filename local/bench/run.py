@@ -26,9 +26,9 @@ from kafka import KafkaProducer
 from jobs import pipelines
 from jobs.broker import topics
 from jobs.broker.kafka import admin, client_options
-from jobs.lake.query import Lake
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
 from jobs.pipelines.source import Topic
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from jobs.traffic import generator as traffic

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from jobs.broker.kafka import admin
 from jobs.finality import planning
-from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 

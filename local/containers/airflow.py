@@ -80,7 +80,7 @@ def _demo(env: Mapping[str, str]) -> int:
     """Started by `make compose-demo`, beside a platform that runs."""
     from rich.console import Console
 
-    from jobs.lake.query import Lake
+    from jobs.query.lake import Lake
     from local.demo import run as demo
 
     try:

@@ -11,9 +11,9 @@ from rich.console import Console
 from jobs.broker.kafka import client_options
 from jobs.control.incident import Incident, blocked
 from jobs.control.incidents import Incidents
-from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 from local.demo.run import FINAL, step

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.airflow_api.client import AirflowApi
-from jobs.lake.answers import as_text
-from jobs.lake.query import Lake
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.pipelines.layout import dag_id_of
+from jobs.query.answers import as_text
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from local.platform.report import addresses
 from local.platform.stack import Report, Stack

@@ -23,8 +23,8 @@ from jobs.control.incident import (
     unexplained,
 )
 from jobs.control.incidents import Incidents
-from jobs.lake.query import incidents_table
 from jobs.pipelines.layout import INCIDENTS
+from jobs.query.lake import incidents_table
 from jobs.storage.documents import Documents
 from tests import processes
 

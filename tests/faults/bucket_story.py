@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jobs import session
 from jobs.broker import kafka
-from jobs.finality import account, publishing, served
+from jobs.finality import account, checking, publishing
 from jobs.lake.final import FinalTable
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
@@ -71,7 +71,7 @@ def begin_anew(settings: Settings) -> None:
 
 
 def check(settings: Settings) -> None:
-    served.check(settings.lake_root, SUM, "check")
+    checking.check(settings.lake_root, SUM, "check")
 
 
 def slices(settings: Settings) -> dict[str, int]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jobs.finality.runs import RunFolder
-from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
+from jobs.query.lake import Lake
 from jobs.settings import PROJECT, Settings
 from jobs.storage.bucket import Bucket
 from jobs.storage.folders import folder_at

@@ -20,10 +20,10 @@ from jobs.broker import kafka
 from jobs.lake.drift import Live, ask_to_prune
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
-from jobs.lake.query import Lake
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, slice_at, slice_named
+from jobs.query.lake import Lake
 from jobs.settings import Settings
 from tests import batch, processes
 from tests.judges import checker, oracle

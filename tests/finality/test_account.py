@@ -25,7 +25,6 @@ from jobs.lake.drift import Accounts, Live, _DayTable, final_files
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Counted, Ledger
 from jobs.lake.publication import Publication
-from jobs.lake.query import Lake
 from jobs.lake.slices import Entry, Header, State
 from jobs.lake.tables import PRUNE, Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
@@ -33,10 +32,11 @@ from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at, slices_between
 from jobs.pipelines.window import Window
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from tests.judges.naive_stream import T0, Batch, Event, Scene, at
-from tests.lake.test_query import EVENTS
+from tests.query.test_query import EVENTS
 
 # Its windows and those of the next slice; both lie weeks ago.
 PIPELINE = PIPELINES["rolling_sum"]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from jobs.lake.columns import live_schema
-from jobs.lake.query import Lake
 from jobs.pipelines.slices import Slice
+from jobs.query.lake import Lake
 from tests.lake.test_final import FIRST, SECOND, SUM, publish
-from tests.lake.test_query import Table
+from tests.query.test_query import Table
 
 QUESTION = "SELECT strftime(window_start, '%H:%M:%S') AS second, finality, total FROM rolling_sum"
 FINAL = [("23:59:00", "final", 1), ("00:00:00", "final", 1)]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from jobs.finality import account
-from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
+from jobs.query.lake import Lake
 from jobs.settings import Settings
 from jobs.streaming import ingest, live
 from tests import batch

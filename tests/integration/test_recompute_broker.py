@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
-from jobs.lake.query import Lake
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
+from jobs.query.lake import Lake
 from jobs.settings import Settings
 from jobs.streaming import ingest, live
 from tests import batch

@@ -14,10 +14,10 @@ from jobs.control.incident import blocked
 from jobs.control.incidents import Incidents
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
-from jobs.lake.query import Lake
 from jobs.lake.slices import Header
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
+from jobs.query.lake import Lake
 from jobs.settings import KafkaSettings, Settings
 from jobs.streaming import ingest
 from tests.conftest import renew_topics

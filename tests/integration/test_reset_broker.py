@@ -20,12 +20,12 @@ from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease, LeaseLostError
 from jobs.failpoints import FailPoint
 from jobs.lake.delta.fenced import OvertakenError
-from jobs.lake.query import Lake
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES, SOURCES
 from jobs.pipelines.layout import ASIDE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Measure
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming import ingest, live, reset

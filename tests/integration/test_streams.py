@@ -17,9 +17,9 @@ from jobs.broker import kafka
 from jobs.control.epochs import Attach, Launch, Receipt, Stop
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
-from jobs.lake.answers import write_json
-from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES, SOURCES
+from jobs.query.answers import write_json
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming import ingest, live

@@ -37,7 +37,8 @@ from jobs.broker import topics
 from jobs.broker.clock import broker_clock
 from jobs.broker.kafka import admin, client_options, describe, states, topic_ids
 from jobs.broker.topics import Action
-from jobs.finality import final_topic, planning
+from jobs.finality import planning
+from jobs.lake import final_topic
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.source import Topic
 from jobs.refusal import Refusal

@@ -19,7 +19,7 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_at
 from jobs.refusal import Refusal
 from jobs.settings import Settings
-from tests.lake.test_query import EVENTS
+from tests.query.test_query import EVENTS
 
 PIPELINE = PIPELINES["rolling_sum"]
 NUMBERS = PIPELINE.source

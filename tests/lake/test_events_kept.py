@@ -37,7 +37,7 @@ from jobs.pipelines.window import Window
 from jobs.refusal import Refusal
 from jobs.streaming import ingest
 from tests.finality.test_due import header
-from tests.lake.test_query import EVENTS
+from tests.query.test_query import EVENTS
 
 DAY_MS = 24 * HOUR_MS
 NOON_MS = round(datetime(2026, 5, 20, 12, tzinfo=UTC).timestamp() * 1000)

@@ -16,7 +16,6 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.finality import publishing
-from jobs.finality.final_topic import tombstones
 from jobs.finality.runs import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old, slices_left
 from jobs.finality.tries import StagedSlice
 from jobs.lake.checksums import checksum
@@ -24,13 +23,14 @@ from jobs.lake.columns import columns_of
 from jobs.lake.delta import fenced
 from jobs.lake.delta.fenced import FencedTable, OvertakenError
 from jobs.lake.final import FinalTable, follow
+from jobs.lake.final_topic import tombstones
 from jobs.lake.ledger import Counted, Ledger
 from jobs.lake.publication import Publication, PublishedMeanwhileError
-from jobs.lake.query import Lake
 from jobs.lake.slices import Boundary, Entry, Header, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.window import Measure
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 
 SUM = PIPELINES["rolling_sum"]

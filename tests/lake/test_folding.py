@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.finality import publishing, served
+from jobs.finality import checking, publishing
 from jobs.lake import final as final_module
 from jobs.lake import folding
 from jobs.lake.checksums import checksum
@@ -25,12 +25,12 @@ from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.final import FinalTable
 from jobs.lake.folding import Stored, due, stored
 from jobs.lake.publication import Publication
-from jobs.lake.query import Lake
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_at, slice_named, slices_between
 from jobs.pipelines.window import Measure
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from tests.lake import test_final as finals
 
@@ -128,7 +128,7 @@ def test_the_slices_of_an_hour_are_folded_when_it_has_ended_long_ago(tmp_path: P
         assert all(seen.has_columns_of_now(slice_.name) for slice_ in AN_HOUR)
     assert relation(tmp_path) == served_before
     assert len(served_before) == 180
-    assert not any(served.is_changed(table, SUM, header) for header in table.headers().values())
+    assert not any(checking.is_changed(table, SUM, header) for header in table.headers().values())
     assert list(table.staging.iterdir()) == []
 
 
@@ -300,7 +300,7 @@ def test_rows_of_two_definitions_are_not_mixed_in_a_file(tmp_path: Path) -> None
         assert table.version == version
         assert content(table, AN_HOUR[:4]) == before
         assert [table.has_columns_of_now(slice_.name) for slice_ in AN_HOUR[:4]] == [False, True, True, False]
-        assert not any(served.is_changed(table, MORE, header) for header in table.headers().values())
+        assert not any(checking.is_changed(table, MORE, header) for header in table.headers().values())
         assert [reopened(table).has_columns_of_now(slice_.name) for slice_ in AN_HOUR[:4]] == [True, False, False, True]
     schemas = [pq.read_schema(table.path / file.path).names for file in stored(table._table)]
     assert sorted("highest" in names for names in schemas) == [False, True]

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from jobs.finality.gate import page_of
+from jobs.finality.auditing import page_of
 from jobs.lake.ledger import Ledger
 from jobs.lake.slices import Entry, State
 from jobs.pipelines import PIPELINES

@@ -17,7 +17,7 @@ from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
 from jobs.streaming.advise import advise
-from tests.lake.test_query import EVENTS
+from tests.query.test_query import EVENTS
 
 T0 = 1_790_000_000_000
 TRIGGER_MS = 500

@@ -41,7 +41,7 @@ class PlanOperator(PipelineOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """The plan: in the log, on the run, and as JSON."""
-        from jobs.finality import plans
+        from jobs.finality import plan_report
 
         run = context["dag_run"]
         try:
@@ -50,12 +50,12 @@ class PlanOperator(PipelineOperator):
             # Asked in vain, however often; a broker that does not answer may answer the next try.
             raise AirflowFailException(str(refusal)) from refusal
         planned = self._plan(run.run_id, run.partition_key, ask)
-        said = {**plans.shown(planned), "dry_run": ask.dry_run}
+        said = {**plan_report.shown(planned), "dry_run": ask.dry_run}
         done = ["A dry run: nothing is changed."] if ask.dry_run else []
         said["said"] = [*done, *said["said"]]
-        drawn = as_text(plans.table(said["slices"][:_LINES_IN_LOG]), _LOG_WIDTH) if said["slices"] else ""
+        drawn = as_text(plan_report.table(said["slices"][:_LINES_IN_LOG]), _LOG_WIDTH) if said["slices"] else ""
         self.log.info("%s\n%s", "\n".join(said["said"]), drawn)
-        context["ti"].xcom_push(RUN_NOTE, plans.markdown(said, RUN_NOTE_LENGTH))
+        context["ti"].xcom_push(RUN_NOTE, plan_report.markdown(said, RUN_NOTE_LENGTH))
         if said["refused"] and not said["slices"]:
             context["ti"].xcom_push(PLAN, said)
             raise AirflowFailException("; ".join(f"slice {name}: {why}" for name, why in said["refused"].items()))
@@ -79,7 +79,7 @@ class PlanOperator(PipelineOperator):
 
     def _taken(self, run_id: str) -> list[Slice]:
         """The slices of an earlier try of this run, as the ledger knows them."""
-        from jobs.lake.query import Lake
+        from jobs.query.lake import Lake
 
         own = run_id.replace("'", "''")
         sql = f"SELECT DISTINCT slice FROM ledger_{self.pipeline} WHERE run = '{own}' AND state = 'recomputing'"
@@ -167,13 +167,13 @@ class AuditOperator(BatchJobOperator):
         return {name: failures for name, failures in said.items() if failures}
 
     def _examine(self, run_id: str, link: str) -> None:
-        from jobs.finality import gate
+        from jobs.finality import auditing
 
         lake_root, pipeline = self.settings().lake_root, self.definition
-        rows = gate.staged_rows(lake_root, pipeline, run_id)
-        if gate.is_small(rows):
+        rows = auditing.staged_rows(lake_root, pipeline, run_id)
+        if auditing.is_small(rows):
             self.log.info("%s rows are judged here.", f"{rows:,}")
-            gate.examine(lake_root, pipeline, run_id, link=link)
+            auditing.examine(lake_root, pipeline, run_id, link=link)
         else:
             self.log.info("%s rows are judged by Spark.", f"{rows:,}")
             self.submit("audit", self.pipeline, "--run", run_id, "--link", link)

@@ -7,8 +7,8 @@ from deltalake import DeltaTable
 
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.lake.query import Lake
 from jobs.pipelines.slices import slices_between
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from local.bench import batch as bench_batch
 from local.bench import batch_report as bench_batch_report

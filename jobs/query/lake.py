@@ -22,10 +22,10 @@ from jobs.lake.columns import live_schema, schema_of
 from jobs.lake.delta.reading import files_of
 from jobs.lake.drift import BALANCE_SCHEMA, drift_schema
 from jobs.lake.ledger import SCHEMA as LEDGER
-from jobs.lake.query_names import require_harmless
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import INCIDENTS
 from jobs.pipelines.relations import relations, table_name, tables
+from jobs.query.names import require_harmless
 from jobs.refusal import Refusal
 from jobs.settings import QueryLimits
 from jobs.storage.folders import Folder

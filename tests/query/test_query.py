@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.lake.answers import as_text, visible, visible_lines, write_csv, write_json
-from jobs.lake.query import Lake
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
+from jobs.query.answers import as_text, visible, visible_lines, write_csv, write_json
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import QueryLimits
 

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.control.incident import blocked
 from jobs.control.incidents import Incidents
-from jobs.finality import gate, publishing
+from jobs.finality import auditing, publishing
 from jobs.finality.runs import RunFolder
 from jobs.finality.tries import StagedSlice, Try
 from jobs.lake.columns import columns_of
@@ -38,7 +38,7 @@ def plan(lake: Path, *slices: str) -> RunFolder:
 def test_a_source_that_has_gone_silent_is_a_warning_with_a_page(tmp_path: Path) -> None:
     finals.publish(tmp_path, 1)
     folder = plan(tmp_path, EMPTY)
-    verdict = gate.examine(tmp_path, SUM, "r")[EMPTY]
+    verdict = auditing.examine(tmp_path, SUM, "r")[EMPTY]
     assert verdict.passed
     assert verdict.sentence == "rows are at least 1/10 of the usual number (rows 0, usually 1)"
     assert (folder.verdicts() or {})[EMPTY]["passed"]
@@ -49,7 +49,7 @@ def test_a_source_that_has_gone_silent_is_a_warning_with_a_page(tmp_path: Path) 
 
 def test_empty_slices_pass_where_nothing_is_usual_yet(tmp_path: Path) -> None:
     plan(tmp_path, EMPTY)
-    assert gate.examine(tmp_path, SUM, "r")[EMPTY].failures == ()
+    assert auditing.examine(tmp_path, SUM, "r")[EMPTY].failures == ()
 
 
 @pytest.mark.parametrize("blocked", [False, True])
@@ -62,7 +62,7 @@ def test_late_events_that_another_plan_has_counted_stay_counted(tmp_path: Path, 
     if blocked:
         # As if an event had been read that was never accepted.
         folder.take({EMPTY: StagedSlice(read=1)})
-    assert gate.examine(tmp_path, SUM, "r")[EMPTY].passed is not blocked
+    assert auditing.examine(tmp_path, SUM, "r")[EMPTY].passed is not blocked
     newest = Ledger.open(tmp_path, SUM).newest()[EMPTY]
     assert newest.state is (State.BLOCKED if blocked else State.AUDITING)
     assert newest.late == 5
@@ -95,7 +95,7 @@ def staged_words(lake: Path, *, there: int, said: int, inputs: int) -> RunFolder
 def test_a_stage_that_has_lost_rows_is_not_judged(tmp_path: Path) -> None:
     folder = staged_words(tmp_path, there=1, said=5, inputs=1)
     with pytest.raises(Refusal, match=f"5 rows of slice {FULL} were staged in .*, 1 are there"):
-        gate.examine(tmp_path, WORDS, "r")
+        auditing.examine(tmp_path, WORDS, "r")
     assert folder.verdicts() is None
 
 
@@ -103,7 +103,7 @@ def test_a_stage_that_has_lost_rows_is_not_judged(tmp_path: Path) -> None:
 def test_words_that_were_lost_on_the_way_are_noticed(tmp_path: Path, there: int, inputs: int, passes: bool) -> None:
     """An event makes many words or none: what must be there comes from another plan than what is there."""
     staged_words(tmp_path, there=there, said=there, inputs=inputs)
-    verdict = gate.examine(tmp_path, WORDS, "r")[FULL]
+    verdict = auditing.examine(tmp_path, WORDS, "r")[FULL]
     assert verdict.passed is passes, verdict.sentence
     if not passes:
         assert f"in windows {there}, made of events 5" in verdict.sentence
@@ -113,7 +113,7 @@ def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tm
     folder = RunFolder.of(tmp_path, SUM, "r")
     folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
     folder.take({EMPTY: StagedSlice()}, {FULL: "ARITHMETIC_OVERFLOW in sum"})
-    verdicts = gate.examine(tmp_path, SUM, "r")
+    verdicts = auditing.examine(tmp_path, SUM, "r")
     assert {name: verdict.passed for name, verdict in verdicts.items()} == {FULL: False, EMPTY: True}
     line = Ledger.open(tmp_path, SUM).newest()[FULL]
     assert (line.state, line.reason) == (State.BLOCKED, "the slice can be computed (ARITHMETIC_OVERFLOW in sum)")
@@ -129,11 +129,11 @@ def test_slices_that_were_not_tried_are_left_alone(tmp_path: Path) -> None:
     folder = RunFolder.of(tmp_path, SUM, "r")
     folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
     folder.take({EMPTY: StagedSlice()})
-    assert set(gate.examine(tmp_path, SUM, "r")) == {EMPTY}
+    assert set(auditing.examine(tmp_path, SUM, "r")) == {EMPTY}
     assert set(folder.verdicts() or {}) == {EMPTY}
 
 
 def test_of_a_run_that_only_tells_nothing_is_judged(tmp_path: Path) -> None:
     folder = plan(tmp_path)
-    assert gate.examine(tmp_path, SUM, "r") == {}
+    assert auditing.examine(tmp_path, SUM, "r") == {}
     assert folder.verdicts() == {}

@@ -11,16 +11,16 @@ import pytest
 
 from jobs.control.incident import served as key_of_served
 from jobs.control.incidents import Incidents
-from jobs.finality import served
+from jobs.finality import checking
 from jobs.lake.columns import live_schema
 from jobs.lake.final import FinalTable
-from jobs.lake.query import Lake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
 from jobs.pipelines.window import Measure
+from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from tests.lake import test_final as finals
-from tests.lake.test_query import EVENTS, Table
+from tests.query.test_query import EVENTS, Table
 
 SUM = PIPELINES["rolling_sum"]
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -56,7 +56,7 @@ def events(tmp_path: Path) -> Table:
 
 
 def failures(lake: Path) -> list[str]:
-    return [failure.sentence for failure in served.check(lake, SUM, "check").failures]
+    return [failure.sentence for failure in checking.check(lake, SUM, "check").failures]
 
 
 def test_a_stream_that_died_is_stale_although_none_of_its_windows_is_live_any_more(
@@ -89,18 +89,18 @@ def test_a_window_that_is_served_twice_is_counted(tmp_path: Path, live: Table) -
     """No reader of the relation could see one: it is broken here to be seen."""
     live.append(live_row(30), live_row(30, key="other"), batch_row(1))
     lake = Lake(tmp_path)
-    assert served.repeated_windows(lake, SUM) == 0
+    assert checking.repeated_windows(lake, SUM) == 0
     twice = lake._relations[SUM.name]
     object.__setattr__(twice, "sql", twice.sql.replace("WHERE newest = 1", "") + f" UNION ALL {twice.sql}")
-    assert served.repeated_windows(lake, SUM) == 2
+    assert checking.repeated_windows(lake, SUM) == 2
 
 
 def test_final_slices_that_are_not_what_was_published_are_named(tmp_path: Path) -> None:
     final = finals.publish(tmp_path, 1)
     header = final.headers()[finals.FIRST.name]
-    assert not served.is_changed(final, SUM, header)
+    assert not checking.is_changed(final, SUM, header)
     overwrite(final, finals.FIRST, by=finals.SECOND)
-    assert served.is_changed(final, SUM, header)
+    assert checking.is_changed(final, SUM, header)
 
 
 def overwrite(final: FinalTable, slice_: Slice, by: Slice) -> None:
@@ -111,9 +111,9 @@ def overwrite(final: FinalTable, slice_: Slice, by: Slice) -> None:
 
 def test_slices_of_an_older_definition_are_compared_too(tmp_path: Path) -> None:
     final, changed = finals.publish(tmp_path, 1), replace(SUM, watermark_delay_seconds=7)
-    assert [served.is_changed(final, changed, header) for header in final.headers().values()] == [False, False]
+    assert [checking.is_changed(final, changed, header) for header in final.headers().values()] == [False, False]
     overwrite(final, finals.FIRST, finals.SECOND)
-    assert served.is_changed(final, changed, final.headers()[finals.FIRST.name])
+    assert checking.is_changed(final, changed, final.headers()[finals.FIRST.name])
 
 
 @pytest.mark.parametrize("measures", [SUM.measures[:-1], (*SUM.measures, replace(SUM.measures[0], name="more"))])
@@ -121,8 +121,8 @@ def test_rows_with_other_columns_than_now_are_only_counted(tmp_path: Path, measu
     finals.publish(tmp_path, 1)
     final = FinalTable.open(tmp_path, replace(SUM, checks=(), counts=None, measures=measures))
     header = final.headers()[finals.FIRST.name]
-    assert not served.is_changed(final, final._pipeline, header)
-    assert served.is_changed(final, final._pipeline, replace(header, rows=7))
+    assert not checking.is_changed(final, final._pipeline, header)
+    assert checking.is_changed(final, final._pipeline, replace(header, rows=7))
 
 
 def test_old_slices_are_looked_at_in_turns(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_old_slices_are_looked_at_in_turns(tmp_path: Path) -> None:
     day_ms = 24 * 3600 * 1000
     names = {finals.FIRST.name, finals.SECOND.name}
     for after_ms in (0, 2 * day_ms):
-        assert {header.slice for header in served.sample(final, SUM, finals.SECOND.end_ms + after_ms)} == names
+        assert {header.slice for header in checking.sample(final, SUM, finals.SECOND.end_ms + after_ms)} == names
     changed = replace(SUM, watermark_delay_seconds=7)
-    assert {header.slice for header in served.sample(final, changed, finals.SECOND.end_ms)} == names
+    assert {header.slice for header in checking.sample(final, changed, finals.SECOND.end_ms)} == names
 
 
 def test_what_cannot_be_read_is_not_called_right(tmp_path: Path, live: Table, events: Table) -> None:
@@ -143,5 +143,5 @@ def test_what_cannot_be_read_is_not_called_right(tmp_path: Path, live: Table, ev
     for file in (tmp_path / SUM.live_table).glob("slice=*/*.parquet"):
         file.write_bytes(b"PAR1 and no more")
     with pytest.raises(Refusal, match="the query cannot be answered"):
-        served.check(tmp_path, SUM, "again")
+        checking.check(tmp_path, SUM, "again")
     assert [incident.key for incident in Incidents.of(tmp_path).still_open(key)] == [key]

@@ -1,6 +1,6 @@
 """What a query may name: nothing that tells of the machine, its files, its users or the database's settings.
 
-The rule is held against every function and view that DuckDB has: tests/lake/test_query_names.py
+The rule is held against every function and view that DuckDB has: tests/query/test_query_names.py
 fails when DuckDB adds one.
 """
 

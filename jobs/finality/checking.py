@@ -13,7 +13,6 @@ from jobs.finality.runs import KEPT_SECONDS, name_of
 from jobs.lake.checksums import checksum
 from jobs.lake.columns import columns_of
 from jobs.lake.final import FinalTable
-from jobs.lake.query import Lake, NotThereError
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.pipeline import Pipeline
@@ -23,6 +22,7 @@ from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, check_served
 from jobs.quality.suite import SERVED
 from jobs.quality.verdict import Verdict
+from jobs.query.lake import Lake, NotThereError
 from jobs.storage.folders import Folder
 
 # Windows that fill are renewed every second; a stream that starts or catches up takes a minute or two.
