@@ -28,7 +28,7 @@ def bench(
     """Measure our jobs beside plain Spark and DuckDB, and freshness; a whole run writes docs/benchmarks.md."""
     from local.bench import report as bench_report
     from local.bench import run as measure
-    from local.bench import year_report as bench_year_report
+    from local.bench.year import report as bench_year_report
 
     # As Ctrl-C does, so that brokers and sessions end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

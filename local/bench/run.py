@@ -34,10 +34,10 @@ from jobs.settings import KafkaSettings, Settings
 from jobs.traffic import generator as traffic
 from local.bench import batch as bench_batch
 from local.bench import scale as bench_scale
-from local.bench import year as bench_year
 from local.bench.batch import BATCH, Batch, Sizes
 from local.bench.scale import PARTITIONS, WORKERS, WORKLOAD, Scaled
-from local.bench.year import DAYS, YEAR, Year
+from local.bench.year import run as bench_year
+from local.bench.year.run import DAYS, YEAR, Year
 from local.platform.broker import Broker
 
 FRESHNESS = "freshness"

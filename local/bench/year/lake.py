@@ -33,7 +33,7 @@ from jobs.settings import KeptDays, Settings
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import write
 from jobs.upkeep import old_files as upkeep
-from local.bench.year_clock import Clock
+from local.bench.year.clock import Clock
 
 ACCOUNT_EVERY_MS = 15 * 60_000
 EVENTS_OF_A_SLICE = 3

@@ -36,10 +36,10 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming.ingest import landed
 from local.bench.lake import RECORDS
-from local.bench.year_clock import Clock, simulated
-from local.bench.year_files import Files, Follower, Usage, largest_checkpoint, usage
-from local.bench.year_lake import EventsYear, PipelineYear, UpkeepYear, Writer, over_seconds
-from local.bench.year_look import LOOKS
+from local.bench.year.clock import Clock, simulated
+from local.bench.year.files import Files, Follower, Usage, largest_checkpoint, usage
+from local.bench.year.lake import EventsYear, PipelineYear, UpkeepYear, Writer, over_seconds
+from local.bench.year.look import LOOKS
 
 YEAR = "year"
 DAYS = 365
@@ -209,7 +209,7 @@ def _now_ms(end_ms: int) -> int:
 def _looked(settings: Settings, kind: str, pipeline: Pipeline, now_ms: int, rounds: int) -> Looked:
     with tempfile.TemporaryDirectory(prefix="tideline-bench-airflow-") as airflow:
         env = {**os.environ, **settings.kafka.as_env(), "LAKE_ROOT": str(settings.lake_root), "AIRFLOW_HOME": airflow}
-        command = [sys.executable, "-m", "local.bench.year_look", kind, pipeline.name, str(now_ms)]
+        command = [sys.executable, "-m", "local.bench.year.look", kind, pipeline.name, str(now_ms)]
         said = [_answer(command, env) for _ in range(rounds)]
     return Looked(
         seconds=median(each["seconds"] for each in said),

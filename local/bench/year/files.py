@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from local.bench.year_clock import Clock
+from local.bench.year.clock import Clock
 
 # How much later than the retention of a table its writer deletes at the latest. The final table's does so once a day.
 # Accounts, which are few, do so beside every 50th commit, other writers every hour beside a 50th or 60th; and the

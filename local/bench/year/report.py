@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from local.bench.batch_report import Section, met
-from local.bench.year import DAYS, Cadence, Looked, Point, Year
-from local.bench.year_files import Files, Usage
-from local.bench.year_lake import EVENTS_OF_A_SLICE
-from local.bench.year_look import NEWEST, PAGE, PLAN, QUERY
+from local.bench.year.files import Files, Usage
+from local.bench.year.lake import EVENTS_OF_A_SLICE
+from local.bench.year.look import NEWEST, PAGE, PLAN, QUERY
+from local.bench.year.run import DAYS, Cadence, Looked, Point, Year
 
 GOAL_GROWTH = 1.5
 BASE_DAY = 30

@@ -19,13 +19,13 @@ from jobs.settings import Settings
 from jobs.storage.folders import write_whole
 from local.bench import report as bench_report
 from local.bench import run as bench
-from local.bench import year as bench_year
-from local.bench import year_report as bench_year_report
 from local.bench.run import Results
-from local.bench.year import MINUTE_MS, Cadence, Looked, Point, Year
-from local.bench.year_clock import Clock, seconds_of, simulated
-from local.bench.year_files import Files, Follower, Usage, largest_checkpoint
-from local.bench.year_look import LOOKS, NEWEST, PAGE, PLAN, QUERY
+from local.bench.year import report as bench_year_report
+from local.bench.year import run as bench_year
+from local.bench.year.clock import Clock, seconds_of, simulated
+from local.bench.year.files import Files, Follower, Usage, largest_checkpoint
+from local.bench.year.look import LOOKS, NEWEST, PAGE, PLAN, QUERY
+from local.bench.year.run import MINUTE_MS, Cadence, Looked, Point, Year
 
 TINY = Cadence(one_by_one_minutes=5, hourly_minutes=35, hour=15, far=40)
 # So that a test need not write thousands of files.
