@@ -47,7 +47,7 @@ class Room:
         disk = shutil.disk_usage(self._root)
         short = disk.free < self._reserve or (disk.free < self._wanted and self._was_short(self._root))
         try:
-            self._tell(self._root, disk.free, disk.total) if short else self._keep_spare(self._root)
+            self._report_full_disk(self._root, disk.free, disk.total) if short else self._keep_spare(self._root)
         except OSError as error:
             # Another process was faster with the bytes that were left: the next look tries again.
             log.warning("nobody can be told how much room the disk of the lake has: %s", error)
@@ -61,7 +61,7 @@ class Room:
         """Without the spare: a lake that is new has none yet, and no incident either."""
         return not (root / _SPARE).is_file() and bool(Incidents.of(root).still_open(full_disk()))
 
-    def _tell(self, root: Path, free: int, total: int) -> None:
+    def _report_full_disk(self, root: Path, free: int, total: int) -> None:
         """The incident first: without it and without the spare, it would look as if nothing had ever been short."""
         if self._told:
             return

@@ -81,7 +81,7 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
     if len(found.waiting) < len(due):
         _account(settings, pipeline, run_id, seen, found, accounts, link)
     else:
-        _tell(settings.lake_root, pipeline, accounts, link)
+        _keep_incident(settings.lake_root, pipeline, accounts, link)
     _prune(settings, pipeline, seen, accounts)
     is_all = not found.waiting and len(due) < accounted.MAX_SLICES
     # By the clocks of those who publish: they differ from the broker's by little, the one of this machine may by hours.
@@ -172,7 +172,7 @@ def _account(
     with writing(settings.lake_root, pipeline.account_job) as lease:
         lease.check()
         accounts.add(stage if stage.exists() else None, rows)
-        _tell(settings.lake_root, pipeline, accounts, link)
+        _keep_incident(settings.lake_root, pipeline, accounts, link)
         accounts.tend(seen.kept_from)
     seconds = time.monotonic() - began
     log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
@@ -277,7 +277,7 @@ def _totals(headers: Iterable[Header], by_slice: Mapping[str, Row], causes: Iter
     return rows
 
 
-def _tell(lake_root: Folder, pipeline: Pipeline, accounts: Accounts, link: str | None) -> None:
+def _keep_incident(lake_root: Folder, pipeline: Pipeline, accounts: Accounts, link: str | None) -> None:
     """Open or close the incident by all that is stored: a run may have died before it told, or seen other slices."""
     incidents, key = Incidents.of(lake_root), unexplained(pipeline.name)
     wrong = accounts.unexplained()

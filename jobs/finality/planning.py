@@ -154,7 +154,7 @@ def make(
             lease.check()
             folder.begin(plan)
         decides = begins and not request
-        _tell(ledger, seen, surveyed, plan, decides=decides)
+        _write_states(ledger, seen, surveyed, plan, decides=decides)
         if begins and not plan.work and not plan.untold:
             # Every plan looks through the folders of runs.
             folder.end()
@@ -263,7 +263,7 @@ def _undecided(seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> 
     return tuple(sorted(name for name in found if name[:8] not in (known.days or ())))
 
 
-def _tell(ledger: Ledger, seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> None:
+def _write_states(ledger: Ledger, seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> None:
     """Write boundaries, then what is closed or reopened, then what is being recomputed.
 
     ``decides``: whether every slice that is due is in the plan, as far as there is room.

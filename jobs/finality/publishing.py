@@ -17,7 +17,6 @@ from jobs.failpoints import FailPoint, reach
 from jobs.finality.late import missed_by
 from jobs.finality.planning import writing
 from jobs.finality.runs import Plan, RunFolder, Work, slices_left
-from jobs.lake.checksums import checksum
 from jobs.lake.final import FinalTable
 from jobs.lake.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.lake.ledger import Counted, Ledger
@@ -26,9 +25,8 @@ from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_passed, recon
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import early, runs_of, slice_named
 from jobs.refusal import Refusal
-from jobs.settings import KeptDays, Settings
+from jobs.settings import Settings
 from jobs.storage.folders import Folder
-from jobs.storage.parquet import write
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ def publish(
         refused = too_early | taken | unreadable
         reach(FailPoint.PUBLISHED, 0)
         told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
-        versions, settled, sent = _tell(settings, pipeline, final, ledger, lease, told)
+        versions, settled, sent = announce(settings, pipeline, final, ledger, lease, told)
         final.tend(lease.check, now_ms)
     reach(FailPoint.TOLD, 0)
     stay = {
@@ -109,55 +107,6 @@ def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
     """A plan that was made by a wrong clock, or by a version that asked this machine's, must not get through."""
     why = early(pipeline, slice_named(pipeline, name), now_ms)
     return f"slice {name} is left to a later run, since by the broker's clock {why}" if why else None
-
-
-def roll_back(
-    settings: Settings, pipeline: Pipeline, slice_: str, version: int, *, run: str, reason: str, by: str
-) -> Header:
-    """Publish the rows of an earlier version again, as a version of their own."""
-    with writing(settings.lake_root, pipeline.recompute_job) as lease:
-        final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
-        now = final.headers({slice_[:8]}).get(slice_)
-        old, rows = earlier(settings.lake_root, pipeline, final, slice_, version)
-        if now is None or now.version == version:
-            raise Refusal(f"slice {slice_} of {pipeline.name!r} is at version {version} already: nothing to roll back")
-        header = replace(
-            old,
-            version=now.version + 1,
-            as_of_ms=round(time.time() * 1000),
-            run=run,
-            verdict=f"{ROLLED_BACK} to version {version}",
-            reason=f"rolled back to version {version} by {by}: {reason}",
-        )
-        _keep_gone(settings.lake_root, pipeline, final, now, run)
-        with final.staged() as stage:
-            files = _stage_again(stage, header, rows)
-            lease.check()
-            final.publish([Publication(header=header, files=files)])
-        reach(FailPoint.PUBLISHED, 0)
-        _tell(settings, pipeline, final, ledger, lease, {slice_})
-    Incidents.of(settings.lake_root).close_blocked(pipeline.name, [slice_])
-    RunFolder.of(settings.lake_root, pipeline, run).end()
-    return header
-
-
-def earlier(
-    lake_root: Folder, pipeline: Pipeline, final: FinalTable, slice_: str, version: int
-) -> tuple[Header, pa.Table]:
-    """Header and rows of a version of a slice, as long as the table's log and files are kept."""
-    table_version = final.published_at(slice_, version)
-    then = FinalTable.read(lake_root, pipeline, table_version) if table_version is not None else None
-    header = then.headers({slice_[:8]}).get(slice_) if then else None
-    if then is None or header is None or header.version != version:
-        raise Refusal(
-            f'version {version} of slice {slice_} of {pipeline.name!r} is not there: `tideline query "select slice, '
-            f'version, as_of from ledger_{pipeline.name}"` lists the versions; those that were replaced are kept for '
-            f"FINAL_VERSIONS_KEPT_DAYS={KeptDays.from_env().final_versions} days"
-        )
-    rows = then.rows(slice_)
-    # With other columns than it was published with it has another checksum.
-    same = then.has_columns_of_now(slice_)
-    return header if same else replace(header, checksum=checksum(pipeline, rows)), rows
 
 
 def _commit(
@@ -185,7 +134,7 @@ def _commit(
             try:
                 final.require_version(there.get(name), headers[name])
                 if name in there:
-                    _keep_gone(lake_root, pipeline, final, there[name], headers[name].run)
+                    keep_replaced_windows(lake_root, pipeline, final, there[name], headers[name].run)
                 publications.append(Publication(header=headers[name], files=files(name)))
             except PublishedMeanwhileError as error:
                 taken[name] = str(error)
@@ -238,19 +187,20 @@ def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, An
     )
 
 
-def _keep_gone(lake_root: Folder, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
+def keep_replaced_windows(lake_root: Folder, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
     """What a slice serves until now, and what its own run had replaced: that one may have died before it told."""
     try:
         windows = [final.rows(now.slice, window_columns(pipeline))]
     except (OSError, pa.ArrowException) as error:
         raise UnreadableRowsError([now.slice], pipeline.final_table, str(error)) from error
-    if (earlier_ones := RunFolder.of(lake_root, pipeline, now.run).gone(now.slice)) is not None:
+    if (earlier_ones := RunFolder.of(lake_root, pipeline, now.run).replaced_windows(now.slice)) is not None:
         windows.append(earlier_ones)
     names = window_columns(pipeline)
-    RunFolder.of(lake_root, pipeline, run).keep_gone(now.slice, pa.concat_tables(windows).group_by(names).aggregate([]))
+    distinct = pa.concat_tables(windows).group_by(names).aggregate([])
+    RunFolder.of(lake_root, pipeline, run).keep_replaced_windows(now.slice, distinct)
 
 
-def _tell(
+def announce(
     settings: Settings, pipeline: Pipeline, final: FinalTable, ledger: Ledger, lease: Lease, slices: Iterable[str]
 ) -> tuple[dict[str, int], list[str], int]:
     """The topic first, then the ledger: a slice that the ledger calls final needs nothing more.
@@ -291,18 +241,6 @@ def _messages(
     # Before each slice: one who slept while it sent would put older versions behind its successor's.
     lease.check()
     yield from messages(pipeline, header, rows)
-    gone = RunFolder.of(lake_root, pipeline, header.run).gone(header.slice)
+    gone = RunFolder.of(lake_root, pipeline, header.run).replaced_windows(header.slice)
     if gone is not None:
         yield from tombstones(pipeline, gone, rows)
-
-
-def _stage_again(stage: Folder, header: Header, rows: pa.Table) -> tuple[Folder, ...]:
-    if not rows.num_rows:
-        return ()
-    time_ = pa.scalar(header.as_of_ms * 1000, pa.timestamp("us", tz="UTC"))
-    more = {"version": pa.scalar(header.version, pa.int64()), "as_of": time_, "run": pa.scalar(header.run)}
-    for name, value in {**more, "fingerprint": pa.scalar(header.fingerprint)}.items():
-        rows = rows.append_column(name, pa.array([value.as_py()] * rows.num_rows, value.type))
-    file = stage / f"slice={header.slice}" / "rows.parquet"
-    write(rows, file)
-    return (file,)

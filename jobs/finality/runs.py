@@ -194,15 +194,15 @@ class RunFolder:
         """The audit's verdicts; none before it."""
         return self._read("verdicts")
 
-    def keep_gone(self, slice_: str, windows: pa.Table) -> None:
+    def keep_replaced_windows(self, slice_: str, windows: pa.Table) -> None:
         """Before a slice is replaced: the windows that it served until then, or had served and nobody has told."""
         folder = self.path / _GONE
         make_folder(folder)
         with whole(folder / f"{slice_}.parquet") as new:
             write(windows, new)
 
-    def gone(self, slice_: str) -> pa.Table | None:
-        """What `keep_gone` has kept; none if it has kept nothing."""
+    def replaced_windows(self, slice_: str) -> pa.Table | None:
+        """What `keep_replaced_windows` has kept; none if it has kept nothing."""
         file = self.path / _GONE / f"{slice_}.parquet"
         return read(file) if file.is_file() else None
 

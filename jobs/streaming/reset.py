@@ -76,14 +76,14 @@ def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease
         lease.check()
         writers[reset.query.table].reset(reset.note(lease.epoch), clear=reset.query.clears)
         if loss := reset.loss(request.words):
-            _tell(lake_root, reset.query.source, loss)
+            _report_loss(lake_root, reset.query.source, loss)
         reach(FailPoint.RESET_COMMITTED, 0)
         lease.check()
         _put_aside(lake_root, reset.query.folder)
     return planned
 
 
-def _tell(lake_root: Folder, source: Source, loss: str) -> None:
+def _report_loss(lake_root: Folder, source: Source, loss: str) -> None:
     """An incident that is over at once: whoever resets has acknowledged it."""
     incidents = Incidents.of(lake_root)
     incidents.open(lost(source.name), loss)

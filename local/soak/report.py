@@ -6,7 +6,7 @@ from statistics import mean, median
 from rich.table import Table
 
 from local.soak.disk import PARTS, Disk
-from local.soak.run import ALLOWED_SECONDS, FINAL_SECONDS, Sample, Soaked
+from local.soak.samples import ALLOWED_SECONDS, FINAL_SECONDS, Sample, Soaked
 
 
 def tables(soaked: Soaked) -> list[Table]:

@@ -5,17 +5,14 @@ another's way: the streams append all the while slices are published.
 """
 
 import os
-import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from statistics import mean, median
 
 import psutil
 
@@ -39,103 +36,14 @@ from local.platform.process import marked
 from local.platform.settings import StackSettings
 from local.platform.stack import Report, Stack
 from local.soak import disk as soak_disk
+from local.soak.samples import Faults, Sample, Soaked, conflicts
 
-# The tide line may be so much older at the end than at half time.
-ALLOWED_SECONDS = 60.0
-# From the start of the plan that finds slices closed to the end of their publish.
-FINAL_SECONDS = 60.0
-# A stream that makes no micro-batch for so long has been held up.
-STILL_SECONDS = 60.0
 _SAMPLE_SECONDS = 10.0
 # Memory is asked of every process page by page, and the disk file by file: that takes a core's time.
 _SAMPLES_PER_MEMORY = 6
 _UPKEEP = "upkeep"
 _SAMPLES_PER_UPKEEP = 60
 _START_SECONDS = 600.0
-_CONFLICT = re.compile(r"another (writer|run) has|in one commit|CommitFailed|Concurrent\w*Exception|DELTA_CONCURRENT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One look: how old each pipeline's tide line is, how far its stream is, and what the platform takes."""
-
-    seconds: float
-    ages: Mapping[str, float]
-    final: Mapping[str, int]
-    batches: Mapping[str, int]
-    lags: Mapping[str, int]
-    cores: float
-    machine_cores: float
-    memory_bytes: int
-    # With every sixth look.
-    use: soak_disk.Use | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Faults:
-    """What went wrong, a sentence each."""
-
-    conflicts: tuple[str, ...] = ()
-    failed_batches: tuple[str, ...] = ()
-    failed_runs: tuple[str, ...] = ()
-    incidents: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Soaked:
-    """What was seen, and the seconds of the runs of each DAG that ended well."""
-
-    minutes: float
-    samples: tuple[Sample, ...]
-    faults: Faults
-    runs: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    # Pipeline -> the seconds from the start of a plan to the end of its publish.
-    finals: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    disk: soak_disk.Disk | None = None
-    kept: Path | None = None
-
-    def at(self, minute: float) -> Sample:
-        """The look that is nearest to a moment."""
-        return min(self.samples, key=lambda sample: abs(sample.seconds - minute * 60))
-
-    def cores(self) -> float:
-        """What all processes of the platform took, on average."""
-        return mean(sample.cores for sample in self.samples)
-
-    def unmet(self) -> list[str]:
-        """Which promises were broken; none if all is well."""
-        half, end = self.at(self.minutes / 2), self.samples[-1]
-        broken = [
-            f"the tide line of {name} is {end.ages[name]:.0f} s old at minute {self.minutes:g}, and was "
-            f"{half.ages[name]:.0f} s old at minute {self.minutes / 2:g}: more than {ALLOWED_SECONDS:g} s more"
-            for name in end.ages
-            if end.ages[name] > half.ages[name] + ALLOWED_SECONDS
-        ]
-        broken += [f"nothing of {name} became final" for name, count in end.final.items() if not count]
-        broken += [f"{job} made no micro-batch for {still:.0f} s" for job, still in self.still().items()]
-        broken += [
-            f"slices of {name} take {median(took):.0f} s from plan to publish: more than {FINAL_SECONDS:g} s"
-            for name, took in self.finals.items()
-            if took and median(took) > FINAL_SECONDS
-        ]
-        broken += self.disk.unmet() if self.disk else ()
-        return [*broken, *chain(*vars(self.faults).values())]
-
-    def still(self) -> dict[str, float]:
-        """Streams that stood still for too long, and for how long."""
-        found = {}
-        for job in self.samples[0].batches:
-            moved = [self.samples[0].seconds]
-            moved += [b.seconds for a, b in pairwise(self.samples) if _steps(a, b, job)]
-            moved.append(self.samples[-1].seconds)
-            longest = max(b - a for a, b in pairwise(moved))
-            if longest > STILL_SECONDS:
-                found[job] = longest
-        return found
-
-
-def _steps(before: Sample, after: Sample, job: str) -> bool:
-    return after.batches.get(job, -1) != before.batches.get(job, -1)
 
 
 class CpuMeter:
@@ -309,13 +217,6 @@ def age_of_tide_line(lake_root: Folder, pipeline: Pipeline) -> tuple[float, int]
         return 0.0, 0
     since_ms = slice_at(pipeline, first_ms).start_ms if line_ms is None else line_ms
     return time.time() - since_ms / 1000, sum(final.slices_by_day().values()) if final else 0
-
-
-def conflicts(logs: Path) -> Iterator[str]:
-    """Lines of drivers' and tasks' logs that tell of a writer in another's way."""
-    for file in sorted(logs.rglob("*.log")):
-        with file.open(errors="replace") as lines:
-            yield from (f"{file.relative_to(logs)}: {line.strip()[:300]}" for line in lines if _CONFLICT.search(line))
 
 
 def _failed_batches(lake_root: Folder) -> Iterator[str]:

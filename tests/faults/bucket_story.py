@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jobs import session
 from jobs.broker import kafka
-from jobs.finality import account, checking, publishing
+from jobs.finality import account, checking, rollback
 from jobs.lake.final import FinalTable
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
@@ -58,7 +58,7 @@ def restate(settings: Settings) -> None:
 
 def roll_back(settings: Settings) -> None:
     name = next(name for name, version in slices(settings).items() if version == 2)
-    publishing.roll_back(settings, SUM, name, 1, run="back", reason="a test", by="a test")
+    rollback.roll_back(settings, SUM, name, 1, run="back", reason="a test", by="a test")
 
 
 def explain(run: str) -> Callable[[Settings], None]:

@@ -21,7 +21,7 @@ from jobs.control.incidents import Incidents
 from jobs.control.lease import LeaseLostError
 from jobs.finality import due, late, planning, publishing, runs
 from jobs.finality.due import Request
-from jobs.finality.publishing import roll_back
+from jobs.finality.rollback import roll_back
 from jobs.finality.runs import RunFolder
 from jobs.finality.tries import Try
 from jobs.lake.slices import Boundary, Entry, Header, State
@@ -564,7 +564,7 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
     with model_of(world):
         slice_ = slice_at(SUM, BEGIN_MS)
         with monkeypatch.context() as patch:
-            patch.setattr(publishing, "_tell", interrupted)
+            patch.setattr(publishing, "announce", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 run(world, "published and not told")
         telling = planning.make(world.root, None, SUM, "telling", None, clock).plan

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from jobs.finality import publishing
+from jobs.finality import publishing, rollback
 from jobs.finality.runs import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old, slices_left
 from jobs.finality.tries import StagedSlice
 from jobs.lake.checksums import checksum
@@ -286,7 +286,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
         folder.begin(plan_of("r", work_of(FIRST.name)))
         folder.take({FIRST.name: StagedSlice(read=1)})
         folder.decide({FIRST.name: {"passed": True}})
-        folder.keep_gone(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
+        folder.keep_replaced_windows(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
         folder.end()
 
     operations = count_operations(whole, tmp_path / "reference")
@@ -300,7 +300,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
             done = at if moment != "after" else at + 1
             assert (folder.verdicts() is None) is (done < 6)
             assert (folder.staged() is None) is (done < 4)
-            assert (folder.gone(FIRST.name) is None) is (done < 8)
+            assert (folder.replaced_windows(FIRST.name) is None) is (done < 8)
             if done < 2:
                 with pytest.raises(Refusal, match="holds no plan"):
                     folder.plan()
@@ -322,7 +322,9 @@ def test_of_an_outage_the_newest_run_stays_and_those_whose_slices_it_has_planned
         RunFolder.of(tmp_path, SUM, run).begin(plan_of(run, work_of(FIRST.name)))
     RunFolder.of(tmp_path, SUM, "restated").begin(plan_of("restated", work_of("20200101T000000Z")))
     RunFolder.of(tmp_path, SUM, "audited").decide({FIRST.name: {"passed": False}})
-    RunFolder.of(tmp_path, SUM, "replaced").keep_gone(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
+    RunFolder.of(tmp_path, SUM, "replaced").keep_replaced_windows(
+        FIRST.name, windows(FIRST, 1).select(["window_start", "key"])
+    )
     (RunFolder.of(tmp_path, SUM, "a stage").path / "plan.json").unlink()
     for run, hours in {**hours_ago, "restated": 40, "audited": 40, "replaced": 40, "under way": 0.5}.items():
         moment = time.time() - hours * 3600
@@ -439,10 +441,10 @@ def test_what_is_rolled_back_to_other_columns_has_the_checksum_of_what_is_served
     table = publish(tmp_path, 2)
     more = replace(SUM, measures=(*SUM.measures, Measure(name="highest", sql="max(value)", type="DECIMAL(12,6)")))
     for pipeline in (SUM, more):
-        found, rows = publishing.earlier(tmp_path, pipeline, table, FIRST.name, 1)
+        found, rows = rollback.earlier(tmp_path, pipeline, table, FIRST.name, 1)
         assert rows.column_names == columns_of(pipeline).names
         assert found.checksum == checksum(pipeline, rows)
-    assert publishing.earlier(tmp_path, SUM, table, FIRST.name, 1)[0] == header(FIRST, 1)
+    assert rollback.earlier(tmp_path, SUM, table, FIRST.name, 1)[0] == header(FIRST, 1)
 
 
 def test_files_of_older_versions_go_when_nobody_can_roll_back_to_them(tmp_path: Path, monkeypatch: Any) -> None:
@@ -476,9 +478,9 @@ def test_versions_are_kept_for_as_long_as_the_setting_says_also_of_a_table_that_
     assert (kept_of(tmp_path), table.version) == ({"interval 7 days"}, 3)
     assert publish(tmp_path, 3).version == 4, "nothing is written where they agree"
     assert seen(tmp_path) == both(3)
-    assert publishing.earlier(tmp_path, SUM, FinalTable.open(tmp_path, SUM), FIRST.name, 1)[0] == header(FIRST, 1)
+    assert rollback.earlier(tmp_path, SUM, FinalTable.open(tmp_path, SUM), FIRST.name, 1)[0] == header(FIRST, 1)
     with pytest.raises(Refusal, match=r"are kept for FINAL_VERSIONS_KEPT_DAYS=7 days"):
-        publishing.earlier(tmp_path, SUM, FinalTable.open(tmp_path, SUM), FIRST.name, 9)
+        rollback.earlier(tmp_path, SUM, FinalTable.open(tmp_path, SUM), FIRST.name, 9)
 
 
 def test_a_writer_that_was_overtaken_changes_no_properties(tmp_path: Path) -> None:
@@ -503,10 +505,12 @@ def test_a_ledger_and_a_publish_leave_no_stage_behind(tmp_path: Path) -> None:
 def test_windows_that_are_gone_are_told_also_if_two_runs_died_before_they_told(tmp_path: Path) -> None:
     """Version 1 has a window that neither 2 nor 3 has, and nobody told of 2."""
     publish(tmp_path, 1)
-    RunFolder.of(tmp_path, SUM, "run-2").keep_gone(FIRST.name, windows(FIRST, 5).select(["window_start", "key"]))
+    RunFolder.of(tmp_path, SUM, "run-2").keep_replaced_windows(
+        FIRST.name, windows(FIRST, 5).select(["window_start", "key"])
+    )
     table = publish(tmp_path, 2)
-    publishing._keep_gone(tmp_path, SUM, table, table.headers()[FIRST.name], "run-3")
-    gone = RunFolder.of(tmp_path, SUM, "run-3").gone(FIRST.name)
+    publishing.keep_replaced_windows(tmp_path, SUM, table, table.headers()[FIRST.name], "run-3")
+    gone = RunFolder.of(tmp_path, SUM, "run-3").replaced_windows(FIRST.name)
     assert gone is not None
     told = dict(tombstones(SUM, gone, publish(tmp_path, 3).rows(FIRST.name)))
     starts = ("2026-11-18T23:59:03.000Z", "2026-11-18T23:59:04.000Z")
@@ -515,7 +519,7 @@ def test_windows_that_are_gone_are_told_also_if_two_runs_died_before_they_told(t
 
 def test_a_run_that_is_over_is_kept_for_a_while(tmp_path: Path) -> None:
     folder = RunFolder.of(tmp_path, SUM, "r")
-    folder.keep_gone(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
+    folder.keep_replaced_windows(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
     folder.end()
     discard_old(tmp_path, SUM, gives_up=True)
     assert folder.path.exists()
@@ -550,10 +554,10 @@ def test_a_version_can_be_rolled_back_to_for_as_long_as_its_files_are_kept(tmp_p
     table = publish(tmp_path, 2)
     for number in range(at):
         (tmp_path / SUM.final_table / "_delta_log" / f"{number:020}.json").unlink()
-    header, rows = publishing.earlier(tmp_path, SUM, table, FIRST.name, 1)
+    header, rows = rollback.earlier(tmp_path, SUM, table, FIRST.name, 1)
     assert (header.version, rows.num_rows) == (1, 1)
     with pytest.raises(Refusal, match=r"version 3 of slice .* is not there"):
-        publishing.earlier(tmp_path, SUM, table, FIRST.name, 3)
+        rollback.earlier(tmp_path, SUM, table, FIRST.name, 3)
 
 
 def test_no_two_runs_share_a_folder(tmp_path: Path) -> None:

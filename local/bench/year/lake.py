@@ -131,7 +131,7 @@ class PipelineYear:
         self._show_live(slices)
         headers = [self._header(slice_) for slice_ in slices]
         with_folder = self._run_folder(headers) if len(slices) == 1 else _nothing
-        self._tell(headers)
+        self._announce(headers)
         self._publish(headers)
         self._ledger.append([reconciled(header, self._entry(header, State.FINAL)) for header in headers])
         self._final.tend(_nothing, round(self.clock.now * 1000))
@@ -183,7 +183,7 @@ class PipelineYear:
         told = Entry(slice=header.slice, state=state, at_ms=header.as_of_ms, run=header.run, boundary=boundary)
         return told
 
-    def _tell(self, headers: Sequence[Header]) -> None:
+    def _announce(self, headers: Sequence[Header]) -> None:
         """What a plan, and an audit, write before a slice is published."""
         counted = Counted(topic_id=headers[-1].topic_id, ends=headers[-1].offsets, at_ms=headers[-1].as_of_ms)
         for state in _STATES:

@@ -1,7 +1,7 @@
 """What a reader of the simulated year waits for, and how much memory it takes: one look in a process of its own.
 
-`local.bench.year.run` runs it as `python -m local.bench.year.look {plan,page,query,newest} PIPELINE NOW_MS`, settings in
-the environment. It answers with one line of JSON.
+Run as `python -m local.bench.year.look {plan,page,query,newest} PIPELINE NOW_MS` by the benchmark, settings in the
+environment. It answers with one line of JSON.
 """
 
 import json

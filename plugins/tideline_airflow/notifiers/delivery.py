@@ -65,10 +65,10 @@ class _Delivery:
                 log.warning("some incidents are not told yet: the rest leaves with the next delivery")
                 return
             # Of one key in order: nobody is to hear of a recovery after the next failure.
-            if key in waiting or not self._tell(untold):
+            if key in waiting or not self._deliver(untold):
                 waiting.add(key)
 
-    def _tell(self, untold: Untold) -> bool:
+    def _deliver(self, untold: Untold) -> bool:
         """Whether nothing is left to do for this message."""
         if not self.channels:
             nobody = time.time() - untold.due > NOBODY_SECONDS

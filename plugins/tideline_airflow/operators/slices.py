@@ -130,7 +130,7 @@ class RollBackOperator(PublishOperator):
         return {"said": said}
 
     def _look(self) -> list[str]:
-        from jobs.finality.publishing import earlier
+        from jobs.finality.rollback import earlier
         from jobs.lake.final import FinalTable
 
         pipeline, lake_root = self.definition, self.settings().lake_root
@@ -147,14 +147,14 @@ class RollBackOperator(PublishOperator):
         ]
 
     def _roll_back(self, context: Context) -> list[str]:
-        from jobs.finality import publishing
+        from jobs.finality import rollback
         from tideline_airflow.partitions import asset_of, key_of
 
         reason = (self.reason or "").strip()
         if not reason:
             raise Refusal("say why: a roll-back needs a reason, which the ledger keeps")
         run, version = context["dag_run"].run_id, int(self.to_version)
-        header = publishing.roll_back(
+        header = rollback.roll_back(
             self.settings(), self.definition, self.slice, version, run=run, reason=reason, by=self.by
         )
         asset = asset_of(self.definition)

@@ -91,7 +91,7 @@ class StreamTrigger(BaseTrigger):
         epoch = control.epoch(self.epoch)
         health = control.health(epoch)
         self._blind = False
-        self._tell(epoch, health)
+        self._report(epoch, health)
         return not health.alive or control.is_over(self.epoch)
 
     def _has_no_room(self) -> bool:
@@ -102,7 +102,7 @@ class StreamTrigger(BaseTrigger):
             self._short, self._news = (time.monotonic(), short), True
         return short
 
-    def _tell(self, epoch: Epoch, health: Health) -> None:
+    def _report(self, epoch: Epoch, health: Health) -> None:
         """The state when it changes, and how far the stream is every minute; incidents follow it."""
         told_at, told = self._told
         if health is told and time.monotonic() - told_at < _TELL_SECONDS:

@@ -10,7 +10,8 @@ import pytest
 
 from local.soak import report as soak_report
 from local.soak.disk import Disk
-from local.soak.run import CpuMeter, Faults, Sample, Soaked, _settings, conflicts
+from local.soak.run import CpuMeter, _settings
+from local.soak.samples import Faults, Sample, Soaked, conflicts
 
 # A process knows its time to the nanosecond, the system to a hundredth of a second: it is busy for a little longer.
 _BUSY = "import time; end = time.process_time() + 0.55\nwhile time.process_time() < end: pass"

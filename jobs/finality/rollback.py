@@ -1,0 +1,83 @@
+"""Roll-back: the rows of an earlier version of a slice are published again, as a version of their own."""
+
+import time
+from dataclasses import replace
+
+import pyarrow as pa
+
+from jobs.control.incidents import Incidents
+from jobs.failpoints import FailPoint, reach
+from jobs.finality.planning import writing
+from jobs.finality.publishing import announce, keep_replaced_windows
+from jobs.finality.runs import RunFolder
+from jobs.lake.checksums import checksum
+from jobs.lake.final import FinalTable
+from jobs.lake.ledger import Ledger
+from jobs.lake.publication import Publication
+from jobs.lake.slices import ROLLED_BACK, Header
+from jobs.pipelines.pipeline import Pipeline
+from jobs.refusal import Refusal
+from jobs.settings import KeptDays, Settings
+from jobs.storage.folders import Folder
+from jobs.storage.parquet import write
+
+
+def roll_back(
+    settings: Settings, pipeline: Pipeline, slice_: str, version: int, *, run: str, reason: str, by: str
+) -> Header:
+    """Publish the rows of an earlier version again, as a version of their own."""
+    with writing(settings.lake_root, pipeline.recompute_job) as lease:
+        final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
+        now = final.headers({slice_[:8]}).get(slice_)
+        old, rows = earlier(settings.lake_root, pipeline, final, slice_, version)
+        if now is None or now.version == version:
+            raise Refusal(f"slice {slice_} of {pipeline.name!r} is at version {version} already: nothing to roll back")
+        header = replace(
+            old,
+            version=now.version + 1,
+            as_of_ms=round(time.time() * 1000),
+            run=run,
+            verdict=f"{ROLLED_BACK} to version {version}",
+            reason=f"rolled back to version {version} by {by}: {reason}",
+        )
+        keep_replaced_windows(settings.lake_root, pipeline, final, now, run)
+        with final.staged() as stage:
+            files = _stage_again(stage, header, rows)
+            lease.check()
+            final.publish([Publication(header=header, files=files)])
+        reach(FailPoint.PUBLISHED, 0)
+        announce(settings, pipeline, final, ledger, lease, {slice_})
+    Incidents.of(settings.lake_root).close_blocked(pipeline.name, [slice_])
+    RunFolder.of(settings.lake_root, pipeline, run).end()
+    return header
+
+
+def earlier(
+    lake_root: Folder, pipeline: Pipeline, final: FinalTable, slice_: str, version: int
+) -> tuple[Header, pa.Table]:
+    """Header and rows of a version of a slice, as long as the table's log and files are kept."""
+    table_version = final.published_at(slice_, version)
+    then = FinalTable.read(lake_root, pipeline, table_version) if table_version is not None else None
+    header = then.headers({slice_[:8]}).get(slice_) if then else None
+    if then is None or header is None or header.version != version:
+        raise Refusal(
+            f'version {version} of slice {slice_} of {pipeline.name!r} is not there: `tideline query "select slice, '
+            f'version, as_of from ledger_{pipeline.name}"` lists the versions; those that were replaced are kept for '
+            f"FINAL_VERSIONS_KEPT_DAYS={KeptDays.from_env().final_versions} days"
+        )
+    rows = then.rows(slice_)
+    # With other columns than it was published with it has another checksum.
+    same = then.has_columns_of_now(slice_)
+    return header if same else replace(header, checksum=checksum(pipeline, rows)), rows
+
+
+def _stage_again(stage: Folder, header: Header, rows: pa.Table) -> tuple[Folder, ...]:
+    if not rows.num_rows:
+        return ()
+    time_ = pa.scalar(header.as_of_ms * 1000, pa.timestamp("us", tz="UTC"))
+    more = {"version": pa.scalar(header.version, pa.int64()), "as_of": time_, "run": pa.scalar(header.run)}
+    for name, value in {**more, "fingerprint": pa.scalar(header.fingerprint)}.items():
+        rows = rows.append_column(name, pa.array([value.as_py()] * rows.num_rows, value.type))
+    file = stage / f"slice={header.slice}" / "rows.parquet"
+    write(rows, file)
+    return (file,)
