@@ -4,7 +4,7 @@ A pipeline's live rows go, its checkpoint is moved aside to `checkpoints/_aside`
 keeps its rows and only moves forward: what it passes over is booked as lost.
 
 **Params.** `to`: *earliest* is the first record that the topic still has, *latest* what arrives from now on,
-*timestamp* the first record that arrived at or after `timestamp`, *tide-line* where `ingest` has landed: the hand-over
+*timestamp* the first record that arrived at or after `timestamp`, *landed* the offsets that `ingest` has landed: the hand-over
 to a changed definition. `sources` is for `ingest` only; none means all.
 
 **Before.** Stop the stream (`control_streams`): a reset is refused while its driver lives.
@@ -35,7 +35,7 @@ PARAMS = {
         type="string",
         title="To",
         description="Where the next start reads from.",
-        enum=["earliest", "latest", "timestamp", "tide-line"],
+        enum=["earliest", "latest", "timestamp", "landed"],
     ),
     "timestamp": Param(
         None,

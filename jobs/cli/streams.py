@@ -98,7 +98,7 @@ def _who() -> str:
 
 def reset(
     job: Annotated[str, typer.Argument(help="A streaming job: ingest, rolling_sum, word_count, …")],
-    to: Annotated[str, typer.Option(help="Where to begin: earliest, latest, timestamp or tide-line.")],
+    to: Annotated[str, typer.Option(help="Where to begin: earliest, latest, timestamp or landed.")],
     timestamp: Annotated[str | None, typer.Option(help="With --to timestamp: arrival time, ISO 8601.")] = None,
     source: Annotated[list[str] | None, typer.Option(help="For ingest: only this source; may be repeated.")] = None,
     do: Annotated[bool, typer.Option("--apply", help="Do it; without it only show what it would do.")] = False,

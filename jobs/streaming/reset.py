@@ -179,11 +179,11 @@ def _starts(
         found = _offsets(client, dict.fromkeys(partitions, request.timestamp_ms))
         # No record is as young as that: none that is there is wanted.
         wanted = {partition: offset if offset >= 0 else ends[partition] for partition, offset in found.items()}
-    elif request.to is To.TIDE_LINE:
+    elif request.to is To.LANDED:
         wanted = _landed(last_note(lake_root / source.events_table), source, topic)
         if not wanted:
             raise Refusal(
-                f"nothing of topic {source.name!r} is landed, so there is no tide line to hand over at: run `ingest` "
+                f"nothing of topic {source.name!r} is landed, so there is no offset to hand over at: run `ingest` "
                 "first, or choose --to earliest or --to latest"
             )
     return {

@@ -18,12 +18,13 @@ from jobs.times import iso
 
 
 class To(StrEnum):
-    """Where to begin. The tide line is, as long as nothing is final, what is landed."""
+    """Where the next checkpoint begins."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
     TIMESTAMP = "timestamp"
-    TIDE_LINE = "tide-line"
+    # Where `ingest` has landed the topic.
+    LANDED = "landed"
 
 
 def target(name: str) -> To:

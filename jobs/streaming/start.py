@@ -180,7 +180,7 @@ def _state_is_bound(progress: Progress | None, conf: Mapping[str, str], job: str
 def _ways_on(job: str) -> str:
     return (
         f"begin anew with what the topic still holds: {reset_command(job)}, or hand over, from what is landed on: "
-        f"{reset_command(job, to='tide-line')}"
+        f"{reset_command(job, to='landed')}"
     )
 
 

@@ -106,7 +106,7 @@ def test_streams_are_shown_and_a_reset_is_planned(stack):
         assert api.wait_for_run("reset_stream", run_id, 120) == "success"
         assert "Nothing is changed: this was a dry run." in api.task_log("reset_stream", run_id, "reset")
         assert api.runs("reset_stream")[0]["note"].startswith("Nothing is changed")
-        run_id = api.trigger("reset_stream", {"job": "word_count", "to": "tide-line", "apply": True})
+        run_id = api.trigger("reset_stream", {"job": "word_count", "to": "landed", "apply": True})
         assert api.wait_for_run("reset_stream", run_id, 120) == "failed"
         assert "nothing of topic 'lines' is landed" in api.task_log("reset_stream", run_id, "reset")
     assert not (stack.settings.jobs.lake_root / "live").exists()

@@ -172,15 +172,15 @@ def test_a_changed_definition_is_handed_over(
     produce("numbers", numbers(600))
     run_sum(settings)
     with pytest.raises(Refusal, match="nothing of topic 'numbers' is landed, so there is no tide line"):
-        planned(settings, "rolling_sum", To.TIDE_LINE)
+        planned(settings, "rolling_sum", To.LANDED)
     run_ingest(settings)
     produce("numbers", numbers(300))
     largest = Measure(name="largest", sql="max(value)", type="DECIMAL(18,6)")
     changed = replace(SUM, measures=(largest, *SUM.measures))
     monkeypatch.setitem(PIPELINES, "rolling_sum", changed)
-    with pytest.raises(Refusal, match=r"definition has changed .*`tideline reset rolling_sum --to tide-line`"):
+    with pytest.raises(Refusal, match=r"definition has changed .*`tideline reset rolling_sum --to landed`"):
         run_sum(settings, changed)
-    assert moves(apply(settings, "rolling_sum", To.TIDE_LINE)) == dict.fromkeys(range(3), (200, 200))
+    assert moves(apply(settings, "rolling_sum", To.LANDED)) == dict.fromkeys(range(3), (200, 200))
     with pytest.raises(Refusal, match="definition has changed"):
         run_sum(settings, SUM)
     run_sum(settings, changed)
@@ -485,8 +485,8 @@ def test_the_command_shows_does_and_refuses(settings: Settings, produce: Produce
     assert last_note(settings.lake_root / SUM.live_table) is not None
     for arguments, reason in (
         (("none", "--to", "latest"), "there is no streaming job 'none': choose one of ingest, rolling_sum"),
-        (("rolling_sum", "--to", "tomorrow"), "--to 'tomorrow': choose one of earliest, latest, timestamp, tide-line"),
-        (("rolling_sum", "--to", "tide-line"), "nothing of topic 'numbers' is landed"),
+        (("rolling_sum", "--to", "tomorrow"), "--to 'tomorrow': choose one of earliest, latest, timestamp, landed"),
+        (("rolling_sum", "--to", "landed"), "nothing of topic 'numbers' is landed"),
     ):
         code, said = run(*arguments)
         assert (code, reason in said) == (1, True), said

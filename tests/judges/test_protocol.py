@@ -41,7 +41,7 @@ from tests.judges.tears import torn
 HOUR_MS = 60 * MINUTE_MS
 # By partition: how far the clock of its leader is ahead of that which says what time it is.
 SKEWS = ((0, -SKEW_MS), (SKEW_MS, 0), (-SKEW_MS // 2, SKEW_MS // 2))
-WAYS = (To.EARLIEST, To.LATEST, To.TIDE_LINE)
+WAYS = (To.EARLIEST, To.LATEST, To.LANDED)
 LIVE_SEEDS, LIVE_SEED = 40, 10_000
 # Each is a history of up to six runs by three to five actors, with a lease that is the product's own.
 SEEDS = 400

@@ -35,7 +35,7 @@ def reset_of(job: str) -> QueryReset:
 @pytest.mark.parametrize(
     ("request_", "command", "words"),
     [
-        (Request(job="rolling_sum", to=To.TIDE_LINE), "tideline reset rolling_sum --to tide-line", "tide-line"),
+        (Request(job="rolling_sum", to=To.LANDED), "tideline reset rolling_sum --to landed", "landed"),
         (
             Request(job=INGEST, to=To.EARLIEST, sources=("lines", "numbers")),
             "tideline reset ingest --to earliest --source lines --source numbers",
@@ -70,7 +70,7 @@ def test_what_cannot_be_meant_is_refused(asked: dict[str, object], reason: str) 
 
 def test_targets_have_names() -> None:
     assert [target(to.value) for to in To] == list(To)
-    with pytest.raises(Refusal, match="--to 'now': choose one of earliest, latest, timestamp, tide-line"):
+    with pytest.raises(Refusal, match="--to 'now': choose one of earliest, latest, timestamp, landed"):
         target("now")
 
 

@@ -194,7 +194,7 @@ def test_a_changed_definition_is_refused_with_both_ways_on() -> None:
         reason = refusal(found, said, fingerprint="new") or ""
         assert "its definition has changed (fingerprint new, the rows so far are of old)" in reason
         assert "`tideline reset ingest --to earliest`" in reason
-        assert "hand over, from what is landed on: `tideline reset ingest --to tide-line`" in reason
+        assert "hand over, from what is landed on: `tideline reset ingest --to landed`" in reason
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_what_binds_the_state_stays(now: dict[str, str], reason: str | None) -> 
     for state in ((3, 3), (3, 2), (0, None)):
         said = refusal(progress(*state), note(state[1]) if state[1] else None, conf=now)
         assert (said is None) if reason is None else (reason in (said or ""))
-        assert reason is None or "`tideline reset ingest --to tide-line`" in (said or "")
+        assert reason is None or "`tideline reset ingest --to landed`" in (said or "")
     assert refusal(None, None, conf=now) is None
     assert refusal(replace(progress(3, 3), conf={}), note(3), conf=now) is None, "an older Spark did not write it down"
 
