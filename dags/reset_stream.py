@@ -4,8 +4,8 @@ A pipeline's live rows go, its checkpoint is moved aside to `checkpoints/_aside`
 keeps its rows and only moves forward: what it passes over is booked as lost.
 
 **Params.** `to`: *earliest* is the first record that the topic still has, *latest* what arrives from now on,
-*timestamp* the first record that arrived at or after `timestamp`, *landed* the offsets that `ingest` has landed: the hand-over
-to a changed definition. `sources` is for `ingest` only; none means all.
+*timestamp* the first record that arrived at or after `timestamp`, *landed* the offsets that `ingest` has landed (the
+hand-over to a changed definition). `sources` is for `ingest` only; none means all.
 
 **Before.** Stop the stream (`control_streams`): a reset is refused while its driver lives.
 

@@ -106,3 +106,10 @@ def _make_empty_lake(spark, root: Path) -> None:
     for pipeline in PIPELINES.values():
         windows = aggregate(counted(records, pipeline), pipeline)
         DeltaTable.create(root / pipeline.live_table, schema=_table_schema(windows), partition_by=["slice"])
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = PROJECT / "docs" / "decisions"
+    linked = re.findall(r"\[(\d+)\]\((\d{4})(-[^)]+\.md)\)", (folder / "README.md").read_text())
+    assert all(int(number) == int(name) for number, name, _ in linked)
+    assert sorted(name + rest for _, name, rest in linked) == sorted(file.name for file in folder.glob("0*.md"))

@@ -14,7 +14,7 @@ import pytest
 from greenlet import getcurrent, greenlet
 
 from jobs.broker import clock
-from jobs.finality import late, plan_inputs, planning, publishing
+from jobs.finality import late, plan_inputs, planning, publishing, rollback
 from jobs.finality.due import Request
 from jobs.finality.publishing import Published
 from jobs.finality.runs import RunFolder, Work
@@ -51,7 +51,7 @@ def model_of(world: World) -> Iterator[None]:
     ledger = SimpleNamespace(open=lambda *_: LedgerModel(world), read=lambda *_: LedgerModel(world))
     with pytest.MonkeyPatch.context() as patch:
         world.leases.install(patch)
-        for module in (planning, publishing):
+        for module in (planning, publishing, rollback):
             patch.setattr(module, "FinalTable", final)
             patch.setattr(module, "Ledger", ledger)
         landed = SimpleNamespace(at=lambda *_: LandedModel(world) if world.broker.landed else None)

@@ -19,7 +19,7 @@ from jobs.control.events_needed import said_needed
 from jobs.control.incident import blocked
 from jobs.control.incidents import Incidents
 from jobs.control.lease import LeaseLostError
-from jobs.finality import due, late, planning, publishing, runs
+from jobs.finality import due, late, planning, publishing, rollback, runs
 from jobs.finality.due import Request
 from jobs.finality.rollback import roll_back
 from jobs.finality.runs import RunFolder
@@ -145,7 +145,7 @@ def staged_again(monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_text(json.dumps({"events": row["events"]}))
         return (file,)
 
-    monkeypatch.setattr(publishing, "_stage_again", stage_again)
+    monkeypatch.setattr(rollback, "_stage_again", stage_again)
 
 
 def test_nothing_happens_twice_and_nothing_is_lost_whoever_dies_when(tmp_path: Path) -> None:
