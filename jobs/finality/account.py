@@ -1,7 +1,7 @@
-"""The account of final slices: which events separate live from final, by cause, and that nothing else does.
+"""The account of final slices: the events that separate live from final, by cause, and any unexplained rest.
 
-Off the critical path, and before live rows are pruned. A slice is accounted for once per version: it has its account if
-its totals are in `balance/<pipeline>`.
+It runs off the critical path, and before live rows are pruned. Each version of a slice is accounted for once. It has
+its account if its totals are in `balance/<pipeline>`.
 """
 
 import logging
@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 
 _OF_LIVE = {"epoch": "BIGINT", "batch": "BIGINT", "as_of": "TIMESTAMP"}
 
-# Batches are stamped by the driver's clock, arrivals by the broker's: they may differ by so much.
+# The driver's clock stamps batches, and the broker's clock stamps arrivals. The two may differ by this much.
 _CLOCKS = timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sorted:
-    """What becomes of the slices that are due: compared, not comparable (with the reason), or left to the next run."""
+    """The due slices: those to compare, those that cannot be compared (with the reason), and those that wait."""
 
     compared: list[Header]
     noted: dict[str, str]
@@ -57,9 +57,9 @@ class _Sorted:
 
 
 def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = None) -> None:
-    """Account for every final slice that has no account yet, then ask the live job to prune what nobody needs.
+    """Account for every final slice that has no account yet, then ask the live job to prune superseded rows.
 
-    ``link``: where people read about this run.
+    ``link``: the address at which people read about this run.
     """
     if pipeline.window.kind is WindowKind.SESSION:
         raise Refusal(
@@ -84,7 +84,7 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
         _keep_incident(settings.lake_root, pipeline, accounts, link)
     _prune(settings, pipeline, seen, accounts)
     is_all = not found.waiting and len(due) < accounted.MAX_SLICES
-    # By the clocks of those who publish: they differ from the broker's by little, the one of this machine may by hours.
+    # The publishers' clocks count here: they are close to the broker's. The clock of this machine may be hours off.
     looked_ms = min(now_ms, final.newest_ms()) - round(_CLOCKS.total_seconds() * 1000)
     _get_on(settings.lake_root, pipeline, final, accounts, seen, looked_ms if is_all else None)
 
@@ -101,7 +101,7 @@ def _sort(pipeline: Pipeline, seen: Seen, due: Sequence[Header]) -> _Sorted:
 
 
 def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
-    """Why a slice's live and final rows cannot be compared; none if they can."""
+    """Return why a slice's live and final rows cannot be compared, or None if they can."""
     if header.fingerprint != pipeline.fingerprint:
         return f"made by another definition ({header.fingerprint}): restate the slice to compare it"
     if seen.live.note and seen.live.note.fingerprint not in (None, pipeline.fingerprint):
@@ -125,18 +125,18 @@ def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
 
 
 def _oldest_ms(pipeline: Pipeline, header: Header) -> int:
-    """Since when events of a slice may have arrived."""
+    """The earliest time at which an event of a slice may have arrived."""
     return slice_named(pipeline, header.slice).start_ms - pipeline.source.max_ahead_seconds * 1000
 
 
 def _earliest(pipeline: Pipeline, headers: Iterable[Header]) -> datetime:
-    """Since when batches may have taken events of these slices."""
+    """The earliest time at which a batch may have taken an event of these slices."""
     first_ms = min(_oldest_ms(pipeline, header) for header in headers)
     return datetime.fromtimestamp(first_ms / 1000, UTC) - _CLOCKS
 
 
 def _not_landed(pipeline: Pipeline, seen: Seen, taken: Iterable[Taken]) -> list[Taken]:
-    """What live has read and ingest has not landed yet."""
+    """The batches that live has read and that ingest has not landed in full."""
     topic = pipeline.source.name
     topic_id = seen.live.topic_id(topic)
     ends = seen.landed.ends(topic, topic_id) if seen.landed and topic_id else {}
@@ -188,7 +188,7 @@ def compare(
     taken: Sequence[Taken],
     stage: Folder,
 ) -> list[dict[str, Any]]:
-    """Stage the drift rows of slices; their totals."""
+    """Stage the drift rows of slices, and return the totals."""
     finals = _finals(spark, pipeline, seen, headers)
     transformed = _tagged(spark, settings, pipeline, seen, headers, taken, finals).persist()
     names = {header.slice for header in headers}
@@ -237,7 +237,7 @@ def _batches(spark: SparkSession, taken: Sequence[Taken]) -> DataFrame:
 
 
 def _width(taken: Iterable[Taken]) -> int:
-    """As many steps as there are ranges: so twice as many rows at most when ranges are cut at them."""
+    """The average length of a range. Cutting the ranges at its multiples gives about twice as many rows at most."""
     sizes = [batch.end - batch.start for batch in taken]
     return max(1, sum(sizes) // max(1, len(sizes)))
 
@@ -246,7 +246,7 @@ def _final_rows(spark: SparkSession, pipeline: Pipeline, files: FinalFiles, slic
     own = _rows(spark, pipeline, files.own, {})
     if not files.folded:
         return own
-    # There, rows of other slices are beside those that are wanted. The bounds let most of them be passed over.
+    # Folded files also hold rows of other slices. The bounds let Spark skip most of those rows.
     start, wanted = F.col("window_start"), [slice_named(pipeline, name) for name in slices]
     bounds = start.between(F.lit(min(each.start for each in wanted)), F.lit(max(each.end for each in wanted)))
     of_slices = slice_of(start, pipeline.slice_seconds).isin(*slices)
@@ -262,7 +262,7 @@ def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: M
 
 
 def _totals(headers: Iterable[Header], by_slice: Mapping[str, Row], causes: Iterable[Row]) -> list[dict[str, Any]]:
-    """The rows of the balance table: of each slice, of each cause in it, of each measure and age."""
+    """The rows of the balance table: one for each slice, for each cause in it, and for each measure and age."""
     versions, rows = {header.slice: header.version for header in headers}, []
     for slice_, version in versions.items():
         at, found = {"slice": slice_, "version": version}, by_slice.get(slice_)
@@ -278,7 +278,10 @@ def _totals(headers: Iterable[Header], by_slice: Mapping[str, Row], causes: Iter
 
 
 def _keep_incident(lake_root: Folder, pipeline: Pipeline, accounts: Accounts, link: str | None) -> None:
-    """Open or close the incident by all that is stored: a run may have died before it told, or seen other slices."""
+    """Open or close the incident, judging by all stored accounts and not only by those of this run.
+
+    An earlier run may have been killed before it opened the incident, or may have seen other slices.
+    """
     incidents, key = Incidents.of(lake_root), unexplained(pipeline.name)
     wrong = accounts.unexplained()
     if wrong:
@@ -290,7 +293,7 @@ def _keep_incident(lake_root: Folder, pipeline: Pipeline, accounts: Accounts, li
 
 
 def _sentence(pipeline: Pipeline, accounts: Accounts, wrong: Sequence[Mapping[str, Any]]) -> str:
-    """The first window that nothing explains, and how many there are."""
+    """The first window that nothing explains, and the number of such windows."""
     first, windows = wrong[0], sum(row["unexplained"] for row in wrong)
     row = accounts.first_unexplained(first["slice"], first["version"])
     example = f", {_window(pipeline, row)}" if row else ""
@@ -313,9 +316,10 @@ def _of(row: Mapping[str, Any], side: str, name: str) -> Any:
 
 
 def _prune(settings: Settings, pipeline: Pipeline, seen: Seen, accounts: Accounts) -> None:
-    """Ask for all slices before the first that is not final and accounted for, or that is still to be kept.
+    """Ask to prune all slices before the first that is not final and accounted for, or that must still be kept.
 
-    A slice that can never be final is passed over, since its events were removed: its live rows are all there is of it.
+    A slice with removed events can never be final, so it does not hold up later slices. Its own live rows stay: it has
+    no others.
     """
     done = ready(seen.headers, accounts.done({name[:8] for name in seen.headers}), seen.kept_from)
     now = datetime.now(UTC)
@@ -336,9 +340,9 @@ def _prune(settings: Settings, pipeline: Pipeline, seen: Seen, accounts: Account
 def _get_on(
     lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Accounts, seen: Seen, looked_ms: int | None
 ) -> None:
-    """Remember how far accounts are, and say which events they still need: those of later slices.
+    """Store how far the accounts are, and which events they still need: those of later slices.
 
-    ``looked_ms``: all that was published before has its account; none if some of it has not.
+    ``looked_ms``: every slice published before this time has its account; None if some slice has none.
     """
     last = Progress.read(lake_root, pipeline) or Progress.begin(pipeline, final, seen.landed)
     if last is None:

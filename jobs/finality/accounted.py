@@ -1,4 +1,4 @@
-"""How far the accounts of a pipeline are, so that an account reads what is new and not all there ever was."""
+"""How far the accounts of a pipeline are, so that an account reads new slices and not the whole history."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -21,17 +21,17 @@ from jobs.storage.folders import Folder
 # The document in the control folder of the account.
 _PROGRESS = "progress"
 _DAY = "%Y%m%d"
-# So many days are looked through for whether all of their slices have an account; the next run goes on.
+# A run looks through at most this many days for slices without an account. The next run goes on from there.
 _DAYS_AT_ONCE = 31
-# A longer backlog is worked off by several runs.
+# Several runs work off a longer backlog.
 MAX_SLICES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Whatever was published before ``seen_ms`` has its account, and so has every slice up to ``to_ms``.
+    """Every slice published before ``seen_ms`` has its account, and so has every slice up to ``to_ms``.
 
-    Up to ``to_ms`` there is no gap either: all slices are final.
+    Up to ``to_ms`` there is also no gap: all slices are final.
     """
 
     to_ms: int
@@ -39,7 +39,7 @@ class Progress:
 
     @classmethod
     def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
-        """What was written last; none if it is not there, or cannot be read."""
+        """Return the progress that was written last, or None if it is missing or cannot be read."""
         said = Control.of(lake_root, pipeline.account_job).documents.read(_PROGRESS) or {}
         to_ms, seen_ms = said.get("to_ms"), said.get("seen_ms")
         if isinstance(to_ms, int) and isinstance(seen_ms, int):
@@ -48,16 +48,16 @@ class Progress:
 
     @classmethod
     def begin(cls, pipeline: Pipeline, final: FinalTable, landed: Landed | None) -> Self | None:
-        """Nothing is accounted for: at the first slice of which there is anything, if there is."""
+        """Return the progress before the first account: the begin of the first slice; None if there is no slice."""
         first_ms, _ = line_of(pipeline, final, landed)
         return None if first_ms is None else cls(to_ms=slice_at(pipeline, first_ms).start_ms)
 
     def advanced(
         self, pipeline: Pipeline, final: FinalTable, landed: Landed | None, accounts: Accounts, kept_from: str
     ) -> Self:
-        """Up to the first slice that is not final, or has no account; a month at most.
+        """Move on to the first slice that is not final or has no account, by a month at most.
 
-        It passes over slices whose events were removed: nobody can make them final, or compare them.
+        Slices with removed events are passed over: they can be neither made final nor compared.
         """
         now = replace(self, to_ms=max(self.to_ms, whole_from_ms(pipeline, landed)))
         for _ in range(_DAYS_AT_ONCE):
@@ -70,12 +70,12 @@ class Progress:
         return now
 
     def write(self, lake_root: Folder, pipeline: Pipeline) -> None:
-        """Keep it for the next run."""
+        """Store the progress for the next run."""
         Control.of(lake_root, pipeline.account_job).documents.replace(_PROGRESS, vars(self))
 
 
 def accounted_to(pipeline: Pipeline, from_ms: int, ready: Collection[str]) -> int:
-    """Up to when every slice from a moment on is final and accounted for."""
+    """The time up to which every slice from a moment on is final and accounted for."""
     slice_ = slice_at(pipeline, from_ms)
     while slice_.name in ready:
         slice_ = slice_at(pipeline, slice_.end_ms)
@@ -83,42 +83,45 @@ def accounted_to(pipeline: Pipeline, from_ms: int, ready: Collection[str]) -> in
 
 
 def ready(headers: Mapping[str, Header], done: Collection[tuple[str, int]], kept_from: str) -> set[str]:
-    """The slices that have an account at their version, or had one that was removed since."""
+    """The slices that have an account at their version, or are older than the accounts that are kept."""
     return {name for name, header in headers.items() if name < kept_from or (name, header.version) in done}
 
 
 def accounts_kept_from(final: FinalTable) -> str:
-    """The first day whose accounts are kept, counted back from the newest final slice."""
+    """The first day for which accounts are kept, counted back from the newest final slice."""
     newest, kept = final.days()[-1:], timedelta(days=KeptDays.from_env().drift)
     return f"{datetime.strptime(newest[0], _DAY) - kept:{_DAY}}" if newest else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """All tables, each at one version. Live before events: so what live has counted is landed, or known not to be."""
+    """All tables, each at one version.
+
+    Live is read before the events. So an event that live has counted is either landed, or known not to be landed.
+    """
 
     final_version: int
     headers: Mapping[str, Header]
     live: Live
     landed: Landed | None
     pruned_before: str
-    # Of the ledger: which topic its offsets are of, and since when.
+    # From the ledger: the topic to which its offsets belong, and since when.
     counted: Counted | None
     accounted: Collection[tuple[str, int]]
-    # The first day whose accounts are kept.
+    # The first day for which accounts are kept.
     kept_from: str = ""
-    # Of the rows about batches; none if all are there.
+    # Since when there is a row about each batch; None if all rows are there.
     batches_since: datetime | None = None
 
     def due(self) -> list[Header]:
-        """The versions of slices that have no account yet, the oldest first; accounts of old ones are not kept."""
+        """The slices that have no account at their version, oldest first. Slices before ``kept_from`` get none."""
         young = (h for h in self.headers.values() if h.slice >= self.kept_from)
         missing = [h for h in young if (h.slice, h.version) not in self.accounted]
         return sorted(missing, key=lambda header: header.slice)[:MAX_SLICES]
 
 
 def see(lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Accounts | None) -> Seen:
-    """All of the days that have live rows, or on which a slice was published since the last account."""
+    """Read the tables, for the days that have live rows or a slice published since the last account."""
     live, ledger = Live.at(lake_root, pipeline), Ledger.read(lake_root, pipeline)
     progress, kept_from, there = Progress.read(lake_root, pipeline), accounts_kept_from(final), final.days()
     changed = final.days_changed_since(progress.seen_ms if progress else 0)
@@ -137,7 +140,7 @@ def see(lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Acco
 
 
 def events_due(lake_root: Folder, pipeline: Pipeline) -> int:
-    """How many events the slices hold that have no account yet."""
+    """How many events are in the slices that have no account yet."""
     final = FinalTable.read(lake_root, pipeline)
     if final is None:
         return 0

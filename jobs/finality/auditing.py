@@ -1,4 +1,4 @@
-"""The audit of a run: its staged rows against the pipeline's checks; what fails is blocked, and an incident."""
+"""The audit judges a run's staged rows by the pipeline's checks. A slice that fails is blocked, with an incident."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -34,12 +34,12 @@ from jobs.storage.parquet import arrow_place
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How many final slices say what is usual.
+# The usual number of rows is the median of this many final slices.
 _HISTORY = 20
 
 
 def staged_rows(lake_root: Folder, pipeline: Pipeline, run: str) -> int:
-    """How many rows a run has staged: what decides between an audit in memory and one by Spark."""
+    """The number of rows that a run has staged. It decides between an audit in memory and one by Spark."""
     return sum(slice_.rows for slice_ in (RunFolder.of(lake_root, pipeline, run).staged() or {}).values())
 
 
@@ -51,7 +51,7 @@ def is_small(rows: int) -> bool:
 def examine(
     lake_root: Folder, pipeline: Pipeline, run: str, *, spark: "SparkSession | None" = None, link: str | None = None
 ) -> dict[str, Verdict]:
-    """Judge the staged slices of a run; verdicts go to its folder, and bad ones to the ledger and the incidents."""
+    """Judge the staged slices of a run. Verdicts go to its folder, bad ones also to the ledger and the incidents."""
     folder = RunFolder.of(lake_root, pipeline, run)
     whole, staged, failed = folder.plan(), folder.staged(), folder.failed()
     if staged is None:
@@ -78,7 +78,7 @@ def examine(
 
 
 def _require_all(folder: RunFolder, staged: Mapping[str, StagedSlice], rows: Mapping[str, ds.Dataset]) -> None:
-    """Refuse to judge less than was staged: a file that is gone, or shorter, says nothing of the data."""
+    """Refuse to judge fewer rows than were staged: a missing or shorter file is no fault of the data."""
     there = {name: found.count_rows() for name, found in rows.items()}
     if torn := [name for name, slice_ in staged.items() if there[name] != slice_.rows]:
         first = torn[0]
@@ -89,7 +89,7 @@ def _require_all(folder: RunFolder, staged: Mapping[str, StagedSlice], rows: Map
 
 
 def _document(verdict: Verdict, *, rows: int, checksum: str) -> dict[str, Any]:
-    """What is kept of a verdict. Without a checksum there are no rows that somebody could approve."""
+    """The stored form of a verdict. Without a checksum there are no rows that a person could approve."""
     failures = [{**asdict(failure), "sentence": failure.sentence} for failure in verdict.worst_first]
     return {"passed": verdict.passed, "failures": failures, "rows": rows, "checksum": checksum}
 
@@ -145,7 +145,7 @@ def _in_memory(rows: Mapping[str, ds.Dataset]) -> pa.Table:
 
 
 def _by_spark(spark: "SparkSession", folder: RunFolder) -> Any:
-    """Each try has a folder of its own, which Spark takes for another partition scheme: they are read one by one."""
+    """Read each try's folder alone, because Spark would take several for different partition schemes."""
     frames = [spark.read.parquet(str(stage)) for stage in folder.stages()]
     return reduce(lambda one, other: one.unionByName(other), frames)
 
@@ -174,7 +174,7 @@ def _sum(rows: ds.Dataset, measure: str) -> int:
 
 
 def _usual_rows(final: FinalTable) -> float | None:
-    """The median of the newest final slices that have rows at all."""
+    """The median number of rows of the newest final slices. Slices without rows do not count."""
     newest: list[int] = []
     for day in reversed(final.days()):
         headers = final.headers({day})
@@ -187,7 +187,7 @@ def _usual_rows(final: FinalTable) -> float | None:
 def _block(
     lake_root: Folder, pipeline: Pipeline, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None
 ) -> None:
-    """``plan``: only of slices that have a verdict."""
+    """Block the slices that failed, and open an incident for each. ``plan`` holds only slices with a verdict."""
     bad = [work for work in plan.work if not verdicts[work.slice].passed]
     if not bad:
         return

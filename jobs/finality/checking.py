@@ -1,4 +1,4 @@
-"""The check of what a pipeline serves: its live windows, how fresh they are, and final slices against their headers."""
+"""The check of a pipeline's served rows: live windows, their freshness, and final slices against their headers."""
 
 import time
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ from jobs.quality.verdict import Verdict
 from jobs.query.lake import Lake, NotThereError
 from jobs.storage.folders import Folder
 
-# Windows that fill are renewed every second; a stream that starts or catches up takes a minute or two.
+# Windows that still fill are written anew every second. A stream that starts or catches up needs a minute or two.
 ALLOWED_SECONDS = 180.0
-# How far back live windows and events are looked at.
+# A check looks at windows and events that are this old at most.
 _LIVE = timedelta(hours=1)
 _CHECKED_ALWAYS_MS = 24 * 3600 * 1000
 _SAMPLE = 100
 
 
 def check(lake_root: Folder, pipeline: Pipeline, run: str, *, link: str | None = None) -> Verdict:
-    """Judge what is served now; a critical failure is an incident until a check finds none."""
+    """Judge the rows that are served now. A critical failure opens an incident, and a check without one closes it."""
     now_ms, lake = round(time.time() * 1000), Lake(lake_root)
     final = FinalTable.read(lake_root, pipeline)
     changed = [header.slice for header in sample(final, pipeline, now_ms) if is_changed(final, pipeline, header)]
@@ -58,7 +58,7 @@ def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
 
 
 def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:
-    """The newest live windows, as many as can be judged in memory, each with the slice in which it begins."""
+    """The newest live windows, as many as fit into memory, each with the slice in which it begins."""
     columns = columns_of(pipeline).names
     listed = ", ".join(f'"{name}"' for name in columns)
     try:
@@ -89,9 +89,9 @@ def repeated_windows(lake: Lake, pipeline: Pipeline) -> int:
 
 
 def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
-    """How far the newest micro-batch is behind the newest event that was landed; none where one of the two is missing.
+    """How far the newest micro-batch is behind the newest landed event; None if one of the two is missing.
 
-    Micro-batches, not windows: those of a stream that has died are final and no longer live a few minutes later.
+    Live windows could not show this: a few minutes after a stream was killed, its windows are final and no longer live.
     """
     since = f"now() - INTERVAL {int(_LIVE.total_seconds())} SECOND"
     newest = f"SELECT max(arrival_time) FROM {pipeline.source.events_relation} WHERE event_time > {since}"
@@ -104,9 +104,9 @@ def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
 
 
 def sample(final: FinalTable | None, pipeline: Pipeline, now_ms: int) -> list[Header]:
-    """All slices of the last day, and of the older ones as many as turn by turn cover them all.
+    """All slices of the last day, and some older ones. Successive checks take the older ones in turn.
 
-    Headers are read of the days that this needs alone.
+    Headers are read only for the days that this needs.
     """
     if final is None:
         return []
@@ -120,7 +120,7 @@ def sample(final: FinalTable | None, pipeline: Pipeline, now_ms: int) -> list[He
 
 
 def _in_order(final: FinalTable, by_day: Mapping[str, int], begin: int) -> list[Header]:
-    """Some headers from a place on, in the order of their slices."""
+    """Up to `_SAMPLE` headers from position ``begin`` on, in the order of their slices."""
     days, skipped = sorted(by_day), 0
     while days and begin - skipped >= by_day[days[0]]:
         skipped += by_day[days.pop(0)]
@@ -132,12 +132,12 @@ def _in_order(final: FinalTable, by_day: Mapping[str, int], begin: int) -> list[
 
 
 def is_changed(final: FinalTable | None, pipeline: Pipeline, header: Header) -> bool:
-    """Whether a slice's rows are no longer those that were published."""
+    """Whether a slice's rows differ from the rows that were published."""
     if final is None:
         return False
     rows = final.rows(header.slice)
     if rows.num_rows != header.rows:
         return True
-    # A checksum over other columns, which an older definition may have had, can't be computed any more.
+    # An older definition may have had other columns. A checksum over those cannot be computed any more.
     is_known = header.fingerprint == pipeline.fingerprint or final.has_columns_of_now(header.slice)
     return is_known and checksum(pipeline, rows) != header.checksum

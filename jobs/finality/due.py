@@ -1,4 +1,4 @@
-"""What becomes of a slice: whether it is over, whether it is due, and why. Decisions only, on plain data."""
+"""Decides whether a slice is over, whether it is due, and why. It works on plain data and reads no tables."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,28 +21,28 @@ from jobs.pipelines.slices import (
 from jobs.pipelines.source import Source
 from jobs.times import iso
 
-# Of one run; a longer gap is healed by several.
+# A run takes at most this many slices. Several runs fill a longer gap.
 MAX_SLICES = 5000
-# A run that dies leaves its slices so: the next one takes them again.
+# A run that was killed leaves its slices in one of these states. The next run takes them again.
 _UNFINISHED = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.REOPENED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """The topic as the plan found it: its ends count open transactions, too."""
+    """The topic as the plan found it. Its ends include the records of open transactions."""
 
     topic_id: str
     earliest: Mapping[int, int]
     ends: Mapping[int, int]
 
     def landed(self, ends: Mapping[int, int]) -> dict[int, int]:
-        """How far it is landed. A partition of which nothing ever was begins at its first record: so will ingest."""
+        """How far the topic is landed. A partition without landed records begins at its first one, as in ingest."""
         return {partition: ends.get(partition, first) for partition, first in self.earliest.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Slices that somebody asks for, whatever their state; without any, a run takes what is due."""
+    """Slices that are requested, whatever their state. Without a request, a run takes the due slices."""
 
     slices: tuple[Slice, ...]
     reason: str
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """A slice to be recomputed, and why. ``version`` is the one that is served now; 0: none."""
+    """A slice to be recomputed, and why. ``version`` is the version that is served now; 0 if none is."""
 
     slice: Slice
     version: int
@@ -61,46 +61,47 @@ class Due:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a plan finds."""
+    """The findings of a plan."""
 
     tide_line_ms: int | None
     due: tuple[Due, ...]
-    # Slices whose time has come, and which wait for ingest; each with its boundary.
+    # Slices that are over and wait for ingest, each with its boundary.
     waiting: Mapping[Slice, Boundary]
-    # Boundaries that are taken now, to be written down before anything else.
+    # Boundaries that this plan takes. They must be written into the ledger before anything else.
     taken: Mapping[Slice, Boundary]
-    # Asked for, but not closed: with the sentence.
+    # Requested slices that are not closed, each with a sentence that says why.
     refused: Mapping[Slice, str]
     blocked: tuple[Slice, ...]
-    # Of those that were looked at: there may be older ones.
+    # Slices that an older definition made final. A plan reads only some days, so there may be older ones.
     outdated: tuple[Slice, ...]
-    # Published, but a run died before it told the ledger and the topic.
+    # Published, but the run was killed before it wrote to the topic and the ledger.
     untold: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What tables and topic say when a plan is made."""
+    """The state of tables and topic when a plan is made."""
 
     now_ms: int
-    # Of the first whole slice of landed events, or of the first final slice.
+    # The first event of a slice that has all its events, or the begin of the first final slice if that is earlier.
     first_ms: int | None
     topic: Topic
     landed: Mapping[int, int]
-    # Of the days that may have something to do, and of slices that are asked for, were left or have late events.
+    # For the days that may have work, and for slices that are requested, were left by a run or have late events.
     headers: Mapping[str, Header]
     entries: Mapping[str, Entry]
     line_ms: int | None = None
-    # Late events of final slices since the last plan, and those of them that had come in time.
+    # Late events of computed slices since the last plan, and those of them that arrived in time.
     late: Mapping[str, int] = field(default_factory=dict)
     in_time: Mapping[str, int] = field(default_factory=dict)
-    # Days in which any slice may be due. In others all are final: only a request, an event or a dead run takes one.
+    # Days in which any slice may be due; None: all days. On other days all slices are final, and only a request, a late
+    # event or a killed run makes one due.
     days: Collection[str] | None = None
-    # Final slices of runs that have not ended, or whose late events no plan has judged, wherever they are.
+    # Final slices of any day: those of runs that have not ended, and those with late events that no plan has judged.
     left: Collection[str] = ()
-    # Final slices of which the ledger says just that, and nothing else: they are in no entries.
+    # Slices that the ledger calls final at the served version, without late events. They are not in ``entries``.
     settled: Collection[str] = ()
-    # Other final slices that were looked up there; none: all of them.
+    # The other final slices that were looked up in the ledger; None: all of them.
     with_entries: Collection[str] | None = None
     events_from_ms: int = 0
 
@@ -114,10 +115,10 @@ def removed(source: Source, events_from_ms: int) -> str:
 
 
 def needed_from_ms(pipeline: Pipeline, known: Known, surveyed: Survey, open_: Collection[str]) -> int:
-    """From which time on events are still needed: by slices that are not done, and by those that can be reopened.
+    """The time from which on events are still needed, for slices that are not done or can be reopened.
 
-    All that arrived before the tide line is landed. What arrives later is rejected if it is older than the horizon, so
-    slices before that are computed for good. ``open_``: the names of slices that wait for a person, or for a run.
+    All events that arrived before the tide line are landed. Later ones are rejected if they are older than the horizon.
+    So slices before the horizon never change again. ``open_``: the names of slices that wait for a person or a run.
     """
     if known.first_ms is None:
         return 0
@@ -129,7 +130,7 @@ def needed_from_ms(pipeline: Pipeline, known: Known, surveyed: Survey, open_: Co
 
 
 def over(pipeline: Pipeline, known: Known) -> list[Slice]:
-    """Every slice whose time has come, of the days that may have one to do."""
+    """Every slice that is over, on the days that may have a due slice."""
     if known.first_ms is None:
         return []
     first = slice_at(pipeline, known.first_ms).start_ms
@@ -142,7 +143,7 @@ def over(pipeline: Pipeline, known: Known) -> list[Slice]:
 
 
 def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> Survey:
-    """What is closed, what is due, and what a run would do."""
+    """Find the slices that are closed, those that are due, and those that wait or are refused."""
     asked = set(request.slices) if request else set()
     refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, known, slice_))}
     recent = [s for s in over(pipeline, known) if s.name not in known.settled]
@@ -195,12 +196,12 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
 
 
 def too_late(pipeline: Pipeline, late: int, events: int) -> bool:
-    """Whether so many late events reopen a slice of so many events."""
+    """Whether this number of late events reopens a slice with this number of events."""
     return late > pipeline.reopen_rows or late > pipeline.reopen_share * events
 
 
 def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
-    """Why a scheduled run takes a slice; none if it does not."""
+    """Return why a scheduled run takes a slice, or None if it does not."""
     header, entry = known.headers.get(slice_.name), known.entries.get(slice_.name)
     late, in_time = _late(known, slice_.name), in_time_of(known, slice_.name)
     if entry and entry.state is State.BLOCKED and entry.version > (header.version if header else 0):
@@ -208,7 +209,7 @@ def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
     if header is None:
         return "closed"
     if in_time:
-        # It was made final too early: by a wrong clock, or by brokers whose clocks differ too much.
+        # The slice was made final too early: a clock was wrong, or the brokers' clocks differ too much.
         return f"{in_time:,} missing events that had come in time"
     if late and too_late(pipeline, late, header.events):
         return f"{late:,} late events"
@@ -218,7 +219,10 @@ def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
 
 
 def _reason_to_try_again(pipeline: Pipeline, entry: Entry, late: int, in_time: int) -> str | None:
-    """A blocked slice would be blocked again, unless something has changed; a few events have a person wait for it."""
+    """Return why a blocked slice is tried again: a changed definition, or enough new events; None if neither.
+
+    Without such a change it would be blocked again. With only a few new events it still waits for a person.
+    """
     if (entry.fingerprint, entry.checks) != (pipeline.fingerprint, pipeline.checks_fingerprint):
         return "blocked, and its definition has changed"
     enough = in_time or (late and too_late(pipeline, late, entry.events or 0))
@@ -226,7 +230,7 @@ def _reason_to_try_again(pipeline: Pipeline, entry: Entry, late: int, in_time: i
 
 
 def _boundary(known: Known, slice_: Slice) -> Boundary | None:
-    """The one that was taken; of a topic that was re-created since it says nothing."""
+    """Return the boundary that was taken, or None. A boundary of a topic that was re-created since is ignored."""
     entry = known.entries.get(slice_.name)
     boundary = entry.boundary if entry else None
     return boundary if boundary and boundary.topic_id == known.topic.topic_id else None
@@ -242,7 +246,7 @@ def _late(known: Known, name: str) -> int:
 
 
 def in_time_of(known: Known, name: str) -> int:
-    """The events that had come in time and are not in what was computed of a slice."""
+    """The number of events that arrived in time and are missing from a computed slice."""
     entry = known.entries.get(name)
     return (entry.in_time or 0 if entry else 0) + known.in_time.get(name, 0)
 
@@ -253,7 +257,7 @@ def _state(known: Known, slice_: Slice) -> State | None:
 
 
 def outdated_slices(pipeline: Pipeline, headers: Mapping[str, Header], events_from_ms: int) -> tuple[Slice, ...]:
-    """Those that are final by an older definition, and can be computed anew."""
+    """The slices that an older definition made final, and that can be computed anew."""
     names = sorted(name for name, header in headers.items() if header.fingerprint != pipeline.fingerprint)
     slices = (slice_named(pipeline, name) for name in names)
     return tuple(slice_ for slice_ in slices if has_events(pipeline, slice_, events_from_ms))
@@ -268,12 +272,12 @@ def _is_untold(header: Header, entry: Entry | None) -> bool:
 
 
 def _why_not(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
-    """Why a slice that is asked for can never be closed now; none if it can."""
+    """Return why a requested slice cannot be closed now, or None if it can."""
     if why := early(pipeline, slice_, known.now_ms):
         return why
     if not has_events(pipeline, slice_, known.events_from_ms):
         return removed(pipeline.source, known.events_from_ms)
     if known.first_ms is None or slice_.end_ms <= known.first_ms:
-        # To publish it would make every slice from there on due.
+        # Publishing it would make every slice from there on due.
         return "no event was ever landed so early"
     return None
