@@ -25,7 +25,7 @@ from jobs.quality.verdict import Verdict
 from jobs.query.lake import Lake, NotThereError
 from jobs.storage.folders import Folder
 
-# Windows that still fill are written anew every second. A stream that starts or catches up needs a minute or two.
+# Windows with new events are written anew every second. A stream that starts or catches up needs a minute or two.
 ALLOWED_SECONDS = 180.0
 # A check looks at windows and events that are this old at most.
 _LIVE = timedelta(hours=1)
@@ -58,7 +58,7 @@ def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
 
 
 def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:
-    """The newest live windows, as many as fit into memory, each with the slice in which it begins."""
+    """The newest live windows, as many as are judged in memory, each with the name of its slice."""
     columns = columns_of(pipeline).names
     listed = ", ".join(f'"{name}"' for name in columns)
     try:

@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """A slice to be recomputed, and why. ``version`` is the version that is served now; 0 if none is."""
+    """A slice to be recomputed, and why. ``version`` is its version that is served now, or 0."""
 
     slice: Slice
     version: int

@@ -1,4 +1,4 @@
-"""Which slices of a run cannot be computed: when a group of slices fails, each half of it is tried alone."""
+"""Finds the slices of a run that cannot be computed: when a group of slices fails, each half of it is tried alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 _Result = TypeVar("_Result")
 
-# Each costs some starts of Spark. More of them are left to the next run.
+# Each failing slice costs some starts of Spark. Further ones are left to the next run.
 MAX_FAILING = 5
 
 
@@ -16,7 +16,7 @@ class ComputeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Isolated(Generic[_Result]):
-    """The results of the groups that were computed, and why, for each slice that fails alone."""
+    """The results of the groups that were computed, and the reason for each slice that fails alone."""
 
     results: list[_Result] = field(default_factory=list)
     failing: dict[str, str] = field(default_factory=dict)
@@ -30,8 +30,8 @@ def isolate(slices: Sequence[str], compute: Callable[[Sequence[str]], _Result]) 
         compute: computes a group of them at once, and raises a `ComputeError` if that fails.
 
     Raises:
-        ComputeError: the cause may lie outside of the slices: after the last slice that failed alone nothing can be
-            computed any more, not even another slice; or there is no other slice.
+        ComputeError: the cause may lie outside of the slices. After the last slice that failed alone, not even another
+            slice can be computed, or there is no other slice.
 
     >>> def compute(group):
     ...     if "c" in group:
@@ -54,7 +54,7 @@ def isolate(slices: Sequence[str], compute: Callable[[Sequence[str]], _Result]) 
             elif len(group) == 1 and len(found.failing) < MAX_FAILING:
                 found.failing[group[0]], failed_last = str(error), error
                 if not found.results and len(found.failing) > 1:
-                    # An outage would fail each of thousands of slices: another slice tells.
+                    # In an outage each of thousands of slices would fail. Another slice shows whether it is one.
                     compute(slices[-1:])
     if failed_last:
         if not sound:

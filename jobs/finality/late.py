@@ -1,6 +1,6 @@
-"""Events that came after a slice was computed: how many, and how many of them had arrived before it was over.
+"""Counts events that came after a slice was computed, and how many of them had arrived before it was over.
 
-The latter are in no slice that was made final by a right clock. Where they are found, the slice is done again.
+With a right clock, no final slice misses an event that arrived before it was over. A slice that does is computed again.
 """
 
 from collections import Counter
@@ -16,15 +16,15 @@ from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import is_in_time, slice_at, slice_named
 from jobs.storage.folders import Folder
 
-# A run has computed these slices up to some offsets, and has not published them.
+# In these states a run has computed the slice up to some offsets, and has not published it.
 _COMPUTED_NOT_FINAL = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.BLOCKED)
-# Each of them is a query, under the lease; the next plans tell the others apart.
+# Each slice costs a query under the lease. The next plans look up the others.
 _TOLD_APART_AT_ONCE = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Missed:
-    """Events that are not in what was computed of a slice, and those of them that had come in time."""
+    """The events that a computed slice misses, and those of them that arrived in time."""
 
     late: int = 0
     in_time: int | None = 0
@@ -39,12 +39,12 @@ def count_late(
     newest: str | None,
     headers_of: Callable[[Collection[str]], Mapping[str, Header]],
 ) -> tuple[Known, Counted]:
-    """What is known, with the events that came since the last count and that a slice was computed without.
+    """Count the events that came since the last count, and that a slice was computed without.
 
     ``newest``: the newest final slice. ``headers_of``: the headers of some days, for old slices with late events.
 
     Returns:
-        what is known then, and how far it is counted.
+        the known state with these events, and how far events are counted now.
     """
     topic_id = known.topic.topic_id
     now = Counted(topic_id=topic_id, ends=ends, at_ms=known.now_ms)
@@ -52,7 +52,7 @@ def count_late(
         now = replace(now, since_ms=last.since_ms)
         rows = partial(landed.since, last.ends, last.since_ms)
     elif last:
-        # Its topic was re-created: what was landed until now is counted by its arrival, and never again.
+        # The topic was re-created. Records that are landed by now are counted by their arrival, and never again.
         now = replace(now, since_ms=landed.newest_arrival_ms())
         rows = partial(landed.since, {}, last.at_ms)
     else:
@@ -75,9 +75,10 @@ def count_late(
 
 
 def tell_apart(pipeline: Pipeline, landed: Landed, known: Known, counted: Counted | None) -> Known:
-    """Look up, once, which late events came in time, for lines of an older version that does not say it.
+    """Look up how many late events arrived in time, for ledger lines without that number.
 
-    Such a slice counts as one with news, so that its line is written.
+    An older version of Tideline wrote such lines. Each is looked up once: its slice then counts as one with late
+    events, so that its line is written anew.
     """
     untold = [name for name, entry in known.entries.items() if entry.in_time is None][:_TOLD_APART_AT_ONCE]
     told = {name: _told_apart(pipeline, landed, known, name, counted) for name in untold}
@@ -96,9 +97,10 @@ def _told_apart(pipeline: Pipeline, landed: Landed, known: Known, name: str, cou
 def missed_by(
     lake_root: Folder, pipeline: Pipeline, computed: Header | Entry, newest: Entry | None, counted: Counted | None
 ) -> Missed:
-    """The events that were counted and are not in what a run has computed of a slice.
+    """The counted events that a run's computed slice misses.
 
-    By its own newest line, to which other plans have added; where the newest is another run's, by the events.
+    If the slice's newest line is of this run, it holds the numbers, with all that later plans have added. If the line
+    is of another run, the events are counted here.
     """
     if newest and is_of(computed, newest):
         return Missed(late=newest.late, in_time=newest.in_time)
@@ -107,7 +109,7 @@ def missed_by(
 
 
 def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counted: Counted | None) -> Missed:
-    """By the events: those that were counted, behind the offsets up to which the slice was computed."""
+    """Take the counted events behind the offsets up to which the slice was computed."""
     if counted is None or counted.topic_id != _topic_id(computed):
         return Missed()
     name = computed.slice
@@ -121,7 +123,7 @@ def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counte
 def with_missed(
     lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry], newest: Mapping[str, Entry], counted: Counted | None
 ) -> list[Entry]:
-    """Lines of a run about its slices, with the events that each misses."""
+    """A run's ledger lines about its slices, each with the number of events that its slice misses."""
     missed = ((line, missed_by(lake_root, pipeline, line, newest.get(line.slice), counted)) for line in lines)
     return [replace(line, late=found.late, in_time=found.in_time) for line, found in missed]
 
@@ -140,15 +142,15 @@ def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
 def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: Topic) -> bool:
     """Whether an event was not yet landed when a slice was computed."""
     at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
-    # Without offsets nothing of this topic was landed then, but maybe much of one that was there before.
+    # Without offsets, nothing of this topic was landed then, but records of an earlier topic may have been.
     if computed.offsets and _topic_id(computed) == topic.topic_id:
         return row["offset"] >= computed.offsets.get(row["partition"], 0)
-    # Offsets of a topic that was re-created begin anew: only the time can tell.
+    # The offsets of a re-created topic begin anew, so only times can be compared.
     return row["arrival"] > at_ms
 
 
 def _topic_id(computed: Header | Entry) -> str | None:
-    """Of which topic its offsets are."""
+    """The id of the topic to which the offsets belong."""
     if isinstance(computed, Header):
         return computed.topic_id
     return computed.boundary.topic_id if computed.boundary else None

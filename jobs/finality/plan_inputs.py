@@ -1,7 +1,8 @@
-"""What a plan reads of tables and topic: as much as can still change, however old the lake is.
+"""Reads from tables and topic the state that a plan needs: only days that can still change, however old the lake is.
 
 Events that are landed from now on are not older than the source's horizon. So a plan opens headers and ledger lines of
-the days since then, and of older days only those that are not whole, or of which something is asked, left or late.
+the days since then. It opens an older day only if a slice there is not final, requested, left by a run, or has late
+events.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,12 +29,12 @@ from jobs.storage.folders import Folder
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What tables and topic said, all of it read once."""
+    """The state of tables and topic, all of it read once."""
 
     known: Known
     landed: Landed | None
     ends: Mapping[int, int]
-    # How far late events are counted now, and how far they were by the plan before.
+    # How far late events are counted now, and how far the plan before had counted them.
     counted: Counted | None = None
     counted_before: Counted | None = None
 
@@ -73,8 +74,8 @@ def read_inputs(
     request: Request | None,
     clock: Clock,
 ) -> Inputs:
-    """All that decides what a run does."""
-    # The clock first: what the topic holds once a slice's time is over is all that came in time, or more.
+    """Read everything that decides which slices a run takes."""
+    # The clock is read before the topic. So the topic's ends cover all events in time of a slice that is over.
     now_ms, source, finals = clock(), pipeline.source, _Finals.of(final)
     topic, landed = topic_of(client, source), Landed.at(lake_root, source)
     ends = landed_ends(landed, source, topic)
@@ -85,7 +86,7 @@ def read_inputs(
     if ledger is None:
         return Inputs(known=known, landed=landed, ends=ends)
     known = _with_entries(pipeline, replace(known, left=left & known.headers.keys()), ledger, set(asked))
-    # A topic of which nothing is landed yet has no late events: those that are landed are another's.
+    # A topic without landed records has no late events. Any landed events are those of an earlier topic.
     if landed is None or not ends:
         return Inputs(known=known, landed=landed, ends=ends)
     known, counted = count_late(pipeline, landed, last, known, ends, finals.newest(), finals.headers)
@@ -96,14 +97,14 @@ def read_inputs(
 
 
 def line_of(pipeline: Pipeline, final: FinalTable | None, landed: Landed | None) -> tuple[int | None, int | None]:
-    """Where the first slice of a pipeline begins, and up to where every slice is final; none where there is none."""
+    """Return where the slices of a pipeline begin, and its tide line. Each is None if there is none."""
     finals = _Finals.of(final)
     first_ms = _first_ms(pipeline, landed, finals)
     return first_ms, _line_ms(pipeline, first_ms, finals, landed)
 
 
 def whole_from_ms(pipeline: Pipeline, landed: Landed | None) -> int:
-    """Where the first slice begins of which no event was removed; 0 if none ever was."""
+    """The begin of the first slice that has lost no event; 0 if no event was ever removed."""
     from_ms = landed.from_ms if landed else 0
     return first_whole(pipeline, from_ms, from_ms).start_ms if from_ms else 0
 
@@ -115,7 +116,7 @@ def topic_of(client: KafkaAdminClient, source: Source) -> Topic:
 
 
 def landed_ends(landed: Landed | None, source: Source, topic: Topic) -> dict[int, int]:
-    """How far this very topic is landed."""
+    """How far the topic with this id is landed. An earlier topic of the same name does not count."""
     return landed.ends(source.name, topic.topic_id) if landed else {}
 
 
@@ -128,13 +129,14 @@ def _known(
     finals: _Finals,
     named: Iterable[str],
 ) -> Known:
-    """What the final table says of the days that are looked at, also of those in which ``named`` slices begin."""
+    """Read the final table for the relevant days, including those on which ``named`` slices begin."""
     first_ms, recent_ms = _first_ms(pipeline, landed, finals), settled_before_ms(pipeline, now_ms)
     days = set(days_between(recent_ms, now_ms))
     if first_ms is not None:
         begin_ms = max(first_ms, whole_from_ms(pipeline, landed))
         days |= set(incomplete_days(pipeline, begin_ms, now_ms, finals.by_day))
-        # Slices of its day that can't be made final any more may be final: their number says nothing of the others.
+        # Some final slices of that day may have lost events since. So the day's count of final slices does not show
+        # whether all others are final.
         days |= {day_of(begin_ms)} if begin_ms > first_ms else set()
     more = finals.changed_since(recent_ms) | {name[:8] for name in named}
     return Known(
@@ -159,7 +161,7 @@ def _first_ms(pipeline: Pipeline, landed: Landed | None, finals: _Finals) -> int
 
 
 def _line_ms(pipeline: Pipeline, first_ms: int | None, finals: _Finals, landed: Landed | None) -> int | None:
-    """The tide line. It passes over slices that nobody can make final any more, since their events were removed."""
+    """The tide line. It passes over slices that cannot become final any more, because their events were removed."""
     line_ms, whole_ms = _line_from(pipeline, first_ms, finals), whole_from_ms(pipeline, landed)
     if first_ms is None or whole_ms <= (first_ms if line_ms is None else line_ms):
         return line_ms
@@ -172,7 +174,7 @@ def _line_from(pipeline: Pipeline, first_ms: int | None, finals: _Finals) -> int
 
 
 def _with_entries(pipeline: Pipeline, known: Known, ledger: Ledger, asked: Collection[str]) -> Known:
-    """What the ledger says of the slices that are looked at."""
+    """Add the newest ledger lines of the relevant slices."""
     recent_ms, days, wanted = settled_before_ms(pipeline, known.now_ms), set(known.days or ()), {*asked, *known.left}
     told = [n for n, h in known.headers.items() if n[:8] in days or n in wanted or h.as_of_ms >= recent_ms]
     versions = {name: known.headers[name].version for name in told if name not in asked}

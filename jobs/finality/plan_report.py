@@ -1,4 +1,4 @@
-"""What a plan says to people: rows, a table, sentences; also to one who gets it from Airflow as JSON."""
+"""Reports a plan to people, as rows, a table and sentences. Airflow passes the report on as JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ _NAMED = 5
 
 
 def shown(planned: Planned) -> dict[str, Any]:
-    """All of it as JSON."""
+    """The whole report as JSON."""
     survey, plan = planned.survey, planned.plan
     rows = [
         {"slice": w.slice, "why": w.reason, "version": w.version + 1, "events": w.events, "late": w.late}
@@ -54,7 +54,7 @@ def _sentences(planned: Planned) -> Iterable[str]:
 
 
 def ranges(slices: Iterable[Slice]) -> str:
-    """Slices in a few words, those that touch together."""
+    """Slices in a few words. Slices that touch are written as one range."""
     groups = runs_of(slices)
     words = [group[0].name if len(group) == 1 else f"{group[0].name} to {group[-1].name}" for group in groups[:_NAMED]]
     more = f" and {len(groups) - _NAMED} more gaps" if len(groups) > _NAMED else ""
@@ -62,7 +62,7 @@ def ranges(slices: Iterable[Slice]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> "Table":
-    """The slices of a plan, one a line."""
+    """The slices of a plan, one per line."""
     from rich.table import Table
     from rich.text import Text
 
@@ -73,7 +73,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> "Table":
 
 
 def markdown(said: Mapping[str, Any], length: int) -> str:
-    """For a run's note: what is said, then as many slices as there is room for."""
+    """The text of a run's note: the sentences, then as many slices as there is room for."""
     lines = [" ".join(said["said"]), "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     lines += [f"| {' | '.join(str(row[name]) for name in COLUMNS)} |" for row in said["slices"]]
     if not said["slices"]:

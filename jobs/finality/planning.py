@@ -38,16 +38,16 @@ from jobs.pipelines.slices import Slice
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 
-# One who publishes a large slice sends it to its topic under the lease.
+# A publish keeps the lease while it sends a large slice to the topic, so other writers may have to wait long.
 LEASE_PATIENCE_SECONDS = 300.0
 _POLL_SECONDS = 0.2
-# Ingest lands what has arrived a few seconds later: to wait for it is sooner than the next run.
+# Ingest lands a record a few seconds after its arrival. Waiting for it is faster than leaving it to the next run.
 INGEST_PATIENCE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What was found, and what the run does."""
+    """The findings of a plan, and the work of its run."""
 
     survey: Survey
     plan: Plan
@@ -55,9 +55,9 @@ class Planned:
 
 @contextmanager
 def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
-    """The lease of a batch job for a short write: others who write wait their turn."""
+    """Hold the lease of a batch job for a short write. Other writers wait their turn."""
     lease = _acquire(lake_root, job)
-    # Not one that starts for too long: to send a weekend's slices takes a while.
+    # Otherwise a long write would look like a start that takes too long: sending a weekend's slices takes a while.
     lease.show(phase=Phase.RUNNING)
     receipt = Receipt(time=time.time(), clean=False, cause="it failed while it wrote")
     try:
@@ -69,7 +69,7 @@ def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
 
 def _acquire(lake_root: Folder, job: str) -> Lease:
     control = Control.of(lake_root, job)
-    # Here, too: what a store cannot do is not worth a wait.
+    # Checked here, too: if the store lacks this, waiting does not help.
     control.documents.require_exclusive_create()
     deadline = time.monotonic() + LEASE_PATIENCE_SECONDS
     while True:
@@ -88,7 +88,7 @@ def look(
     request: Request | None,
     clock: Clock,
 ) -> Planned:
-    """What a run would do now; nothing is written. The clock is the broker's."""
+    """Return what a run would do now. No plan, boundary or state is written. The clock is the broker's."""
     final, ledger = _read(lake_root, pipeline)
     seen = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
     surveyed = survey(pipeline, seen.known, request)
@@ -96,7 +96,7 @@ def look(
 
 
 def _read(lake_root: Folder, pipeline: Pipeline) -> tuple[FinalTable | None, Ledger | None]:
-    """Both tables. Where a power cut has torn the log of one, its writer puts aside what is torn."""
+    """Read both tables. If a power cut has torn a log, they are opened to write, which puts the torn files aside."""
     try:
         return FinalTable.read(lake_root, pipeline), Ledger.read(lake_root, pipeline)
     except DeltaError:
@@ -112,9 +112,10 @@ def await_ingest(
     request: Request | None,
     clock: Clock,
 ) -> None:
-    """Take the boundaries that are to be taken now, and let ingest reach those that the next plan asks for.
+    """Take the boundaries that are due now, and wait until ingest has reached those of the next plan.
 
-    These and no others: a slice that is over meanwhile is left to the next run, or there would always be one more.
+    It waits for no other slice. A slice that is over meanwhile is left to the next run; otherwise there would always be
+    one more to wait for.
     """
     waiting = look(lake_root, client, pipeline, request, clock).survey.waiting
     if not waiting:
@@ -140,7 +141,10 @@ def make(
     *,
     begins: bool = True,
 ) -> Planned:
-    """Plan a run: boundaries and states go into the ledger, the plan into the run's folder, unless it only looks."""
+    """Plan a run: write boundaries and states into the ledger, and the plan into the run's folder.
+
+    With ``begins=False`` the folder is not written. The ledger is written all the same.
+    """
     with writing(lake_root, pipeline.recompute_job) as lease:
         final, ledger = FinalTable.open(lake_root, pipeline), Ledger.open(lake_root, pipeline)
         seen = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
@@ -150,13 +154,13 @@ def make(
         still_blocked = _close_incidents(lake_root, pipeline, ledger)
         folder = RunFolder.of(lake_root, pipeline, run)
         if begins:
-            # Before the ledger says that it is under way: by its folder the next run finds what this one leaves.
+            # The folder is written before the ledger. If this run is killed, the next one finds its slices there.
             lease.check()
             folder.begin(plan)
         decides = begins and not request
         _write_states(ledger, seen, surveyed, plan, decides=decides)
         if begins and not plan.work and not plan.untold:
-            # Every plan looks through the folders of runs.
+            # Every plan reads the folders of all runs that have not ended, so a run without work ends at once.
             folder.end()
         discard_old(lake_root, pipeline, gives_up=decides, but=folder)
         lease.check()
@@ -172,7 +176,10 @@ def _say_needed(
     open_: Collection[str],
     request: Request | None,
 ) -> None:
-    """Which events this pipeline still needs. A plan for a request does not see all that is due: it raises nothing."""
+    """Store from which time on this pipeline still needs events.
+
+    A plan for a request does not see every due slice, so it never moves that time forward.
+    """
     from_ms, job = needed_from_ms(pipeline, seen.known, surveyed, open_), pipeline.recompute_job
     if request:
         from_ms = min(from_ms, said_needed(lake_root, job) or 0)
@@ -180,7 +187,10 @@ def _say_needed(
 
 
 def _close_incidents(lake_root: Folder, pipeline: Pipeline, ledger: Ledger) -> list[str]:
-    """Of blocked slices that are final: who published one may have died before it said so. Those that still are."""
+    """Close the incidents of blocked slices that are final now, and return those that are still blocked.
+
+    The run that published such a slice may have been killed before it closed the incident.
+    """
     incidents, prefix = Incidents.of(lake_root), blocked(pipeline.name, "")
     names = [incident.key.removeprefix(prefix) for incident in incidents.still_open(prefix)]
     final = [name for name, entry in ledger.newest(names).items() if entry.state is State.FINAL]
@@ -189,7 +199,7 @@ def _close_incidents(lake_root: Folder, pipeline: Pipeline, ledger: Ledger) -> l
 
 
 def outdated(lake_root: Folder, pipeline: Pipeline) -> tuple[Slice, ...]:
-    """Every final slice of an older definition whose events are there. It reads all headers, which a plan does not."""
+    """Every final slice of an older definition that still has its events. Unlike a plan, this reads all headers."""
     final, landed = FinalTable.read(lake_root, pipeline), Landed.at(lake_root, pipeline.source)
     headers, events_from_ms = final.headers() if final else {}, landed.from_ms if landed else 0
     found = outdated_slices(pipeline, headers, events_from_ms)
@@ -199,7 +209,7 @@ def outdated(lake_root: Folder, pipeline: Pipeline) -> tuple[Slice, ...]:
 
 
 def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:
-    """Write what becomes of the slices of a run, between its plan and its publish."""
+    """Write the states of a run's slices into the ledger, between its plan and its publish."""
     said = list(lines)
     if not said:
         return
@@ -240,7 +250,11 @@ def _work(due: Due, count: Count) -> Work:
 
 
 def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, now_ms: int) -> Entry:
-    """A slice with its boundary. One that has a line stays what it is: its topic was re-created, all of it is new."""
+    """The ledger line of a slice with its new boundary.
+
+    If the slice has a line already, its topic was re-created. It keeps its state, and loses its offsets, because all
+    records of the new topic are new to it.
+    """
     if entry:
         return replace(entry, boundary=boundary, offsets={}, at_ms=now_ms)
     return Entry(
@@ -249,14 +263,14 @@ def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, n
 
 
 def _undecided(seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> tuple[str, ...]:
-    """Slices of days that the next plan does not read, whose late events are counted and may yet reopen them.
+    """Slices with counted late events that may still reopen them, on days that the next plan does not read.
 
-    A plan for a request decides about no other slice, and a run takes so many slices at most.
+    They exist because a plan for a request decides about no other slice, and a run takes a limited number of slices.
     """
     known, last = seen.known, seen.counted_before
     found = {*known.late, *(last.undecided if last else ())}
     if decides:
-        # The folders of dead runs may be given up now.
+        # This plan may remove the folders of killed runs, so their due slices must be kept here.
         due = {slice_.name for slice_ in (*(due.slice for due in surveyed.due), *surveyed.waiting)}
         found = {*found, *known.left} & due
     found -= {work.slice for work in plan.work}
@@ -264,9 +278,9 @@ def _undecided(seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> 
 
 
 def _write_states(ledger: Ledger, seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> None:
-    """Write boundaries, then what is closed or reopened, then what is being recomputed.
+    """Write boundaries, then closed or reopened slices, then slices that are being recomputed.
 
-    ``decides``: whether every slice that is due is in the plan, as far as there is room.
+    ``decides``: whether the plan takes every due slice, as far as there is room.
     """
     known, now_ms = seen.known, seen.known.now_ms
     bounded = {
@@ -277,7 +291,7 @@ def _write_states(ledger: Ledger, seen: Inputs, surveyed: Survey, plan: Plan, *,
     ledger.append(bounded.values())
     entries = {**known.entries, **bounded}
     planned = {work.slice for work in plan.work}
-    # Late events are counted once: from here on they are in the lines.
+    # Late events are counted once: from here on the ledger lines hold their numbers.
     late = [
         with_late(entries[name], count, now_ms, in_time=known.in_time.get(name, 0))
         for name, count in known.late.items()

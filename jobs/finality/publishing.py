@@ -1,6 +1,6 @@
 """Publishing: one commit per group of touching slices, then the topic, then the ledger. Safe to run again.
 
-Whatever a run has left undone after its commit, the next one does: the headers say what is published.
+If a run is killed after its commit, the next run does the rest: the headers show which slices are published.
 """
 
 import logging
@@ -30,13 +30,13 @@ from jobs.storage.folders import Folder
 
 log = logging.getLogger(__name__)
 
-# What is told is in the ledger, so one who takes over goes on behind it.
+# The ledger is written each time so many slices are sent, so a run that takes over goes on from there.
 _TOLD_AT_ONCE = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What became of a run: slices with their new versions, those that stay blocked, those that another run took."""
+    """The result of a publish: slices with their new versions, those that stay blocked, those left to another run."""
 
     versions: Mapping[str, int]
     blocked: Mapping[str, Sequence[str]]
@@ -45,7 +45,7 @@ class Published:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The result as text for people."""
         parts = [f"{len(self.versions)} slices are final"]
         parts += [f"{len(self.blocked)} blocked"] if self.blocked else []
         parts += [f"{len(self.refused)} left to another run"] if self.refused else []
@@ -55,7 +55,7 @@ class Published:
 def publish(
     settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[str, str] | None = None, *, now_ms: int
 ) -> Published:
-    """Publish what the audit of a run has passed, or what a person approves: slice -> who and why.
+    """Publish the slices that passed the audit of a run, or those that a person approves: slice -> who and why.
 
     ``now_ms``: by the broker's clock. A slice that is not over by then is left to a later run, whatever the plan says.
     """
@@ -91,7 +91,7 @@ def publish(
         if not verdict["passed"]
     }
     Incidents.of(settings.lake_root).close_blocked(pipeline.name, settled)
-    # A plan finds an old slice by the folder of a run that has not ended. One is enough, of however many that tried it.
+    # A plan finds an old slice by the folder of a run that has not ended. One such folder per slice is enough.
     others = slices_left(settings.lake_root, pipeline, but=folder) if unreadable else set()
     if approved is None and not stay and unreadable.keys() <= others:
         folder.end()
@@ -104,7 +104,10 @@ def publish(
 
 
 def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
-    """A plan that was made by a wrong clock, or by a version that asked this machine's, must not get through."""
+    """Return why a slice is not over yet, or None if it is.
+
+    This stops plans that were made with a wrong clock, or by a version that used the clock of this machine.
+    """
     why = early(pipeline, slice_named(pipeline, name), now_ms)
     return f"slice {name} is left to a later run, since by the broker's clock {why}" if why else None
 
@@ -117,10 +120,10 @@ def _commit(
     folder: RunFolder,
     headers: Mapping[str, Header],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """One commit per group of touching slices.
+    """Publish in one commit per group of touching slices.
 
     Returns:
-        why not: for slices that another run took, and for those whose rows of now cannot be read.
+        the reasons why slices were not published: those that another run took, and those with unreadable present rows.
     """
     taken: dict[str, str] = {}
     unreadable: dict[str, str] = {}
@@ -147,7 +150,7 @@ def _commit(
 def _publish_readable(
     pipeline: Pipeline, final: FinalTable, lease: Lease, publications: Sequence[Publication]
 ) -> dict[str, str]:
-    """One commit; why not, for slices with rows in folded files that cannot be read."""
+    """Publish in one commit, and return why some slices are left out: their rows in folded files cannot be read."""
     refused: dict[str, str] = {}
     while some := [each for each in publications if each.header.slice not in refused]:
         lease.check()
@@ -188,7 +191,10 @@ def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, An
 
 
 def keep_replaced_windows(lake_root: Folder, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
-    """What a slice serves until now, and what its own run had replaced: that one may have died before it told."""
+    """Store the windows that a slice serves now, and those that the run of its present version had replaced.
+
+    That run may have been killed before it sent tombstones for them.
+    """
     try:
         windows = [final.rows(now.slice, window_columns(pipeline))]
     except (OSError, pa.ArrowException) as error:
@@ -203,10 +209,10 @@ def keep_replaced_windows(lake_root: Folder, pipeline: Pipeline, final: FinalTab
 def announce(
     settings: Settings, pipeline: Pipeline, final: FinalTable, ledger: Ledger, lease: Lease, slices: Iterable[str]
 ) -> tuple[dict[str, int], list[str], int]:
-    """The topic first, then the ledger: a slice that the ledger calls final needs nothing more.
+    """Send slices to the topic first, then write the ledger. So a slice that the ledger calls final needs nothing more.
 
     Returns:
-        the version of each slice, those of which it is the last word, and how many messages were sent.
+        the version of each slice, the slices that no other run has taken since, and the number of messages sent.
     """
     names, settled, sent = sorted(slices), list[str](), 0
     headers = final.headers({name[:8] for name in names})
@@ -238,7 +244,8 @@ def _messages(
     lake_root: Folder, pipeline: Pipeline, final: FinalTable, lease: Lease, header: Header
 ) -> Iterable[Message]:
     rows = final.rows(header.slice)
-    # Before each slice: one who slept while it sent would put older versions behind its successor's.
+    # Checked before each slice: a publisher that was suspended during its send would otherwise send older versions
+    # after those of its successor.
     lease.check()
     yield from messages(pipeline, header, rows)
     gone = RunFolder.of(lake_root, pipeline, header.run).replaced_windows(header.slice)

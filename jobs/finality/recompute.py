@@ -1,4 +1,4 @@
-"""The batch half: the windows of the slices of one plan, through the same plan as the live job, into staged files."""
+"""The batch half: computes the windows of a plan's slices as the live job would, and stages them as files."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -31,9 +31,9 @@ _ROWS_PER_FILE = 5_000_000
 
 
 def run(settings: Settings, pipeline: Pipeline, run_id: str, try_name: str | None = None) -> None:
-    """Stage what the plan of a run asks for.
+    """Compute and stage the slices of a run's plan.
 
-    ``try_name``: the try of a task, which takes what is staged. Without one it is taken at once.
+    ``try_name``: the try of a task, which takes the staged rows. Without a name they are taken here at once.
     """
     folder = RunFolder.of(settings.lake_root, pipeline, run_id)
     plan = folder.plan()
@@ -52,7 +52,7 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, try_name: str | Non
 
 
 def stage(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, own: Try) -> dict[str, StagedSlice]:
-    """Read the events once pinned, aggregate, and write a folder per slice; what is staged of each."""
+    """Read the events at one pinned version, aggregate them, and write a folder per slice. Return each staged slice."""
     slices = plan.slices(pipeline)
     events = read_events(spark, settings, pipeline, plan.events_version, slices)
     counts = _counts(events, pipeline, slices)
@@ -69,7 +69,7 @@ def _staged(counts: tuple[int, int], written: tuple[int, tuple[str, ...]]) -> St
 
 
 def _counts(events: DataFrame, pipeline: Pipeline, slices: Sequence[Slice]) -> dict[str, tuple[int, int]]:
-    """Of each slice: how many events were read, and how many rows must be counted in its windows."""
+    """For each slice, how many events were read, and how many rows its windows must count."""
     own = slice_of(F.col("event_time"), pipeline.slice_seconds).alias("slice")
     read = events.where(within("event_time", slices)).select(own, F.lit(1).alias("read"), F.lit(0).alias("expected"))
     inputs = inputs_of_windows(first_arrivals(events, pipeline.source), pipeline)
@@ -114,14 +114,14 @@ def _in_ranges(column: str, ranges: Iterable[tuple[int, int]]) -> Column:
 
 
 def _columns(source: Source) -> str:
-    """The columns of `events` that recompute reads, so that Spark need not look for them."""
+    """The columns of `events` that recompute reads. Spark then does not have to look for them in the files."""
     own = ", ".join(f"`{field.name}` {field.type}" for field in source.columns)
     record = "topic STRING, partition INT, offset BIGINT, arrival_time TIMESTAMP, event_time TIMESTAMP"
     return f"{record}, {own}, reason STRING"
 
 
 def _signed(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
-    """The windows with the version that each slice will have."""
+    """The windows with the version that each slice will get, and with the plan's time, run and fingerprint."""
     versions = {work.slice: work.version + 1 for work in plan.work}
     if len(set(versions.values())) == 1:
         versioned = windows.withColumn("version", F.lit(next(iter(versions.values()))).cast("bigint"))
@@ -140,7 +140,7 @@ def _signed(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
 
 
 def _write(windows: DataFrame, folder: Folder, pipeline: Pipeline) -> int:
-    """One file per slice, in order: the same rows give the same bytes."""
+    """Write each slice in order, one file per `_ROWS_PER_FILE` rows: the same rows give the same bytes."""
     order = ("slice", "window_start", *(f"`{key}`" for key in pipeline.keys))
     ordered = windows.repartition("slice").sortWithinPartitions(*order)
     return write_counted(ordered, "slice", folder, maxRecordsPerFile=_ROWS_PER_FILE)

@@ -1,4 +1,4 @@
-"""Roll-back: the rows of an earlier version of a slice are published again, as a version of their own."""
+"""Roll-back: the rows of an earlier version of a slice are published again, as a new version."""
 
 import time
 from dataclasses import replace
@@ -25,7 +25,7 @@ from jobs.storage.parquet import write
 def roll_back(
     settings: Settings, pipeline: Pipeline, slice_: str, version: int, *, run: str, reason: str, by: str
 ) -> Header:
-    """Publish the rows of an earlier version again, as a version of their own."""
+    """Publish the rows of an earlier version again, as a new version."""
     with writing(settings.lake_root, pipeline.recompute_job) as lease:
         final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
         now = final.headers({slice_[:8]}).get(slice_)
@@ -55,7 +55,7 @@ def roll_back(
 def earlier(
     lake_root: Folder, pipeline: Pipeline, final: FinalTable, slice_: str, version: int
 ) -> tuple[Header, pa.Table]:
-    """Header and rows of a version of a slice, as long as the table's log and files are kept."""
+    """Return the header and rows of a version of a slice. Refused if the table's log or files of it are gone."""
     table_version = final.published_at(slice_, version)
     then = FinalTable.read(lake_root, pipeline, table_version) if table_version is not None else None
     header = then.headers({slice_[:8]}).get(slice_) if then else None
@@ -66,7 +66,7 @@ def earlier(
             f"FINAL_VERSIONS_KEPT_DAYS={KeptDays.from_env().final_versions} days"
         )
     rows = then.rows(slice_)
-    # With other columns than it was published with it has another checksum.
+    # If the columns have changed since this version was published, its rows have another checksum.
     same = then.has_columns_of_now(slice_)
     return header if same else replace(header, checksum=checksum(pipeline, rows)), rows
 

@@ -1,4 +1,4 @@
-"""The folder of a recompute run: what was planned, staged and decided, until it is published or given up.
+"""The folder of a recompute run: its plan, staged rows and verdicts, until they are published or given up.
 
 It lies below the final table, so that publishing moves files within one file system.
 """
@@ -25,18 +25,19 @@ from jobs.storage.documents import UNREADABLE, Report, keep_copy
 from jobs.storage.folders import Folder, last_written, make_folder, remove, whole, write_whole
 from jobs.storage.parquet import files_in, read, write
 
-# What a human may still publish is kept as long as the source's topic is.
+# Rows that a person may still approve are kept as long as the records of the source's topic.
 KEPT_SECONDS = 7 * 24 * 3600
 _GONE = "gone"
-# Airflow tries a task again that died after its work was done, before it could say so.
+# Airflow repeats a task that was killed after its work was done, but before it could report it.
 ENDED_KEPT_SECONDS = 3600
-# A run that died is no longer waited for, once another has planned its slices: one run of a pipeline at a time.
+# A killed run is given up this long after its plan if another run has planned its slices: a pipeline has one run at a
+# time.
 REPLACED_KEPT_SECONDS = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One slice of a run: the version that is served now, why it is done, and what it must hold."""
+    """One slice of a run: its served version, the reason to compute it, and the counts that it must have."""
 
     slice: str
     version: int
@@ -49,19 +50,19 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run does. The same plan gives the same rows: its inputs are pinned."""
+    """The plan of a run. Its inputs are pinned, so the same plan gives the same rows."""
 
     pipeline: str
     run: str
     as_of_ms: int
     fingerprint: str
-    # Of the checks, by which it is judged.
+    # The fingerprint of the checks by which the rows are judged.
     checks: str
     topic_id: str
     offsets: Mapping[int, int]
     events_version: int
     work: tuple[Work, ...]
-    # Slices that are published, and of which neither the ledger nor the topic knows yet.
+    # Slices that are published, but not final in the ledger yet. Their messages may be missing in the topic, too.
     untold: tuple[str, ...] = ()
 
     @property
@@ -70,13 +71,13 @@ class Plan:
         return tuple(work.slice for work in self.work)
 
     def only(self, slices: Iterable[str]) -> Self:
-        """The same for a part of its slices."""
+        """The same plan for a part of its slices."""
         wanted = set(slices)
         return replace(self, work=tuple(work for work in self.work if work.slice in wanted))
 
     @property
     def has_windows(self) -> bool:
-        """Whether there is anything to compute: empty slices need no Spark."""
+        """Whether there is anything to compute. Empty slices need no Spark."""
         return any(work.window_events for work in self.work)
 
     def entry(
@@ -89,7 +90,7 @@ class Plan:
         reason: str | None = None,
         docs: str | None = None,
     ) -> Entry:
-        """A line of the ledger about one of its slices; ``late`` are events that came since the plan."""
+        """A line of the ledger about one of its slices. ``late`` is the number of late events that the line holds."""
         return Entry(
             slice=work.slice,
             state=state,
@@ -113,13 +114,13 @@ class Plan:
 
 
 def name_of(run: str) -> str:
-    """A run's id as the name of a file or folder: no two ids have the same."""
+    """A run's id as the name of a file or folder. Two ids never give the same name."""
     return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', run)[:150]}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run keeps what its tasks hand to each other."""
+    """The folder through which the tasks of a run pass data to each other."""
 
     path: Folder
     report: Report | None = None
@@ -130,12 +131,15 @@ class RunFolder:
         return cls(_root(lake_root, pipeline) / name_of(run), report_of(lake_root))
 
     def begin(self, plan: Plan) -> None:
-        """Write the plan; earlier tries are over, and what they left is gone, but what is still to be sent."""
+        """Write the plan, and end earlier tries by removing their files.
+
+        Replaced windows stay, because their tombstones may still have to be sent.
+        """
         make_folder(self.path)
         for left in self.path.iterdir():
             if left.is_dir() and left.name not in (_GONE, UNREADABLE):
                 remove(left)
-            # The plan is replaced: without one nobody would know what a run that dies here has left.
+            # The old plan is not removed but replaced. If the run is killed here, that plan still names its slices.
             elif left.is_file() and left.name != "plan.json":
                 left.unlink()
         self._write("plan", asdict(plan))
@@ -150,23 +154,23 @@ class RunFolder:
         return Plan(**{**read, "work": work, "offsets": offsets, "untold": tuple(read["untold"])})
 
     def take(self, staged: Mapping[str, StagedSlice], failed: Mapping[str, str] | None = None) -> None:
-        """Take what tries have staged. ``failed``: why, for slices that could not be computed."""
+        """Take the rows that tries have staged. ``failed``: the reasons for slices that could not be computed."""
         slices = {name: asdict(slice_) for name, slice_ in staged.items()}
         self._write("staged", {"slices": slices, "failed": dict(failed or {})})
 
     def staged(self) -> dict[str, StagedSlice] | None:
-        """What is staged of each slice; none before all tries are over."""
+        """The staged slices; None before all tries are over."""
         read = self._read("staged")
         if read is None or "slices" not in read:
             return None
         return {name: StagedSlice.of(slice_) for name, slice_ in read["slices"].items()}
 
     def failed(self) -> dict[str, str]:
-        """Why some slices could not be computed."""
+        """The slices that could not be computed, each with the reason."""
         return dict((self._read("staged") or {}).get("failed", {}))
 
     def stages(self) -> list[Folder]:
-        """The folders of tries that hold rows which were taken."""
+        """The folders of the tries from which rows were taken."""
         files = [file for slice_ in (self.staged() or {}).values() for file in slice_.files]
         return [self.path / name for name in sorted({file.partition("/")[0] for file in files})]
 
@@ -175,12 +179,15 @@ class RunFolder:
         return self.files_by_slice()(slice_)
 
     def files_by_slice(self) -> Callable[[str], tuple[Folder, ...]]:
-        """The staged files of each slice that is asked for. The document is read once: a run may have thousands."""
+        """Return a function that gives the staged files of a slice.
+
+        The document is read only once, since a run may have thousands of slices.
+        """
         staged, earlier = self.staged() or {}, (self._read("staged") or {}).get("windows")
 
         def files(slice_: str) -> tuple[Folder, ...]:
             if earlier:
-                # A run of an earlier version, of which a person may approve a blocked slice.
+                # An earlier version of Tideline wrote this run. A person may still approve a blocked slice of it.
                 return tuple(files_in(self.path / str(earlier) / f"slice={slice_}"))
             return tuple(self.path / file for file in staged[slice_].files) if slice_ in staged else ()
 
@@ -191,29 +198,29 @@ class RunFolder:
         self._write("verdicts", dict(verdicts))
 
     def verdicts(self) -> dict[str, dict[str, Any]] | None:
-        """The audit's verdicts; none before it."""
+        """The audit's verdicts; None before the audit."""
         return self._read("verdicts")
 
     def keep_replaced_windows(self, slice_: str, windows: pa.Table) -> None:
-        """Before a slice is replaced: the windows that it served until then, or had served and nobody has told."""
+        """Store, before a slice is replaced, the windows that it serves or served and that may need tombstones."""
         folder = self.path / _GONE
         make_folder(folder)
         with whole(folder / f"{slice_}.parquet") as new:
             write(windows, new)
 
     def replaced_windows(self, slice_: str) -> pa.Table | None:
-        """What `keep_replaced_windows` has kept; none if it has kept nothing."""
+        """The windows that `keep_replaced_windows` has stored; None if it has stored none."""
         file = self.path / _GONE / f"{slice_}.parquet"
         return read(file) if file.is_file() else None
 
     def end(self) -> None:
-        """Say that nothing is left to do; it stays for a while, for one who is not sure that it was done."""
+        """Mark the run as ended. The folder stays for a while, for a task that Airflow repeats."""
         self._write("ended", {})
 
     @property
     def left(self) -> set[str]:
-        """The slices of its plan, until it has ended."""
-        # Another run may clean it away at this moment.
+        """The slices of its plan; empty when the run has ended."""
+        # Another run may remove the folder at this moment.
         with suppress(FileNotFoundError):
             plan = None if self.has_ended else self._read("plan")
             return {work["slice"] for work in plan["work"]} if plan else set()
@@ -221,12 +228,12 @@ class RunFolder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it is left to do."""
+        """Whether the run has nothing left to do."""
         return (self.path / "ended.json").is_file()
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody needs it any more: it ended a while ago, or is so old that it was given up."""
+        """Whether the folder is not needed any more: the run ended a while ago, or is so old that it was given up."""
         now = time.time()
         with suppress(FileNotFoundError):
             return now - (self.path / "ended.json").stat().st_mtime > ENDED_KEPT_SECONDS
@@ -234,14 +241,14 @@ class RunFolder:
 
     @property
     def has_published_nothing(self) -> bool:
-        """Whether it has a plan and no verdicts: nothing of it is published, and nothing can be approved."""
+        """Whether the run is planned but not audited: nothing of it is published, and nothing can be approved."""
         if not (self.path / "plan.json").is_file() or self.has_ended:
             return False
         return not (self.path / _GONE).is_dir() and not self.verdicts()
 
     @property
     def touched(self) -> float:
-        """When it was planned, or last replaced something; 0 if somebody cleans it away at this moment."""
+        """When the run was planned or last replaced a slice; 0 if another run removes the folder at this moment."""
         moments = [0.0]
         with suppress(FileNotFoundError):
             moments.append((self.path / "plan.json").stat().st_mtime)
@@ -256,7 +263,7 @@ class RunFolder:
         write_whole(self.path / f"{name}.json", json.dumps(document).encode())
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """A document of the run. One that cannot be read is given up: a copy of it is kept, and it is gone."""
+        """Return a document of the run, or None. On a disk, an unreadable document is removed and a copy is kept."""
         file = self.path / f"{name}.json"
         try:
             return dict(json.loads(file.read_text())) if file.is_file() else None
@@ -268,9 +275,9 @@ class RunFolder:
 
 
 def slices_left(lake_root: Folder, pipeline: Pipeline, but: RunFolder | None = None) -> set[str]:
-    """The slices of runs that have not ended: they died, or somebody has yet to decide, or they are under way.
+    """The slices of runs that have not ended: killed runs, runs that wait for a person, and runs under way.
 
-    ``but``: not those of this run.
+    ``but``: a run to leave out.
     """
     root, report = _root(lake_root, pipeline), report_of(lake_root)
     folders = (each for each in (root.iterdir() if root.is_dir() else ()) if not but or each != but.path)
@@ -278,9 +285,9 @@ def slices_left(lake_root: Folder, pipeline: Pipeline, but: RunFolder | None = N
 
 
 def discard_old(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool, but: RunFolder | None = None) -> int:
-    """Remove the folders of runs that nobody needs any more; how many. Who calls it holds the lease of the job.
+    """Remove folders of runs that are not needed any more; return how many. The caller holds the job's lease.
 
-    ``but``: not that of the run which calls it.
+    ``but``: the folder of the calling run, which stays.
     """
     over = [path for path in old_runs(lake_root, pipeline, gives_up=gives_up) if not but or path != but.path]
     for folder in over:
@@ -289,10 +296,10 @@ def discard_old(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool, but: R
 
 
 def old_runs(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool) -> list[Folder]:
-    """The folders of runs that nobody needs any more.
+    """The folders of runs that are not needed any more.
 
-    ``gives_up``: also those of dead runs that are a week old. Only a plan that has seen their slices may say so: while
-    no plan runs, they alone tell of an old slice that was to be published again.
+    ``gives_up``: also those of killed runs that are a week old. Only a plan that has read their slices may pass it.
+    While no plan runs, only such a folder shows that an old slice was to be published again.
     """
     root, report = _root(lake_root, pipeline), report_of(lake_root)
     found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
@@ -302,14 +309,15 @@ def old_runs(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool) -> list[F
 
 
 def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:
-    """Runs that died before their audit, and all of whose slices newer runs have planned.
+    """Runs that were killed before their audit, if newer runs have planned all their slices.
 
-    An outage of days leaves one with each schedule. By the folder of the newest the next plan finds all their slices.
+    An outage of days leaves one such run with each schedule. The folder of the newest run is enough for the next plan
+    to find all their slices.
     """
     planned: set[str] = set()
     found: list[RunFolder] = []
     before = time.time() - REPLACED_KEPT_SECONDS
-    # By the time of the plan; the newest first.
+    # Sorted by the time of the plan, the newest first.
     for touched, folder in sorted(((each.touched, each) for each in folders), key=lambda pair: -pair[0]):
         left = folder.left
         if left <= planned and touched < before and folder.has_published_nothing:

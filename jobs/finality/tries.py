@@ -1,6 +1,6 @@
 """A try: one Spark job that stages rows for a run. It writes into its own folder, and writes its result last.
 
-The task that began the try takes its result into the run. If the task dies, or begins another try, the job stops
+The task that began the try takes its result into the run. If the task is killed, or begins another try, the job stops
 itself. Rows that it still writes are not read, because they lie in the folder of the old try.
 """
 
@@ -43,7 +43,7 @@ class StagedSlice:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read it back from JSON, which knows no tuples."""
+        """Read it from JSON, which has lists in place of tuples."""
         return cls(**{**document, "files": tuple(document["files"])})
 
 
@@ -78,7 +78,7 @@ class Try:
         return self._marker.is_file()
 
     def staged_rows(self, written: int) -> dict[str, tuple[int, tuple[str, ...]]]:
-        """Rows and files of each slice, durable from now on. ``written``: how many rows Spark has counted in all."""
+        """Make the files durable; return rows and files of each slice. ``written``: Spark's count of all rows."""
         found: dict[str, tuple[int, tuple[str, ...]]] = {}
         files = files_in(self.stage)
         for file in files:
@@ -120,13 +120,13 @@ class Try:
 
 
 def process_words() -> str:
-    """This process, for `TASK_VARIABLE` of a job that it starts."""
+    """Describe this process, for the `TASK_VARIABLE` of a job that it starts."""
     return json.dumps(asdict(Owner.this_process()))
 
 
 @contextmanager
 def stop_when_task_ends(own: Try | None = None, env: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Stop this process if the task that waits for it dies, or gives up this try."""
+    """Stop this process if the task that waits for it ends, or gives up this try."""
     over, task = threading.Event(), env.get(TASK_VARIABLE, "")
 
     def look() -> None:

@@ -1,6 +1,6 @@
-"""How answers are written: as JSON, CSV or a table, batch by batch, so that a long answer needs no more memory.
+"""Writes answers as JSON, CSV or a table, batch by batch, so that a long answer needs no more memory.
 
-Each writer takes the text file that it writes to. With ``safe`` nothing in the data can steer a terminal.
+Each writer takes the text file that it writes to. With ``safe=True`` characters that control a terminal are escaped.
 """
 
 import csv
@@ -20,10 +20,10 @@ from rich.text import Text
 
 from jobs.refusal import Refusal
 
-# More rows nobody reads on a screen.
+# A table on a screen is not readable with more rows.
 TABLE_ROWS = 1000
-# What moves the cursor, rings, or turns the direction of text: C0, C1, line separators, and signs without a width of
-# which text directions are made. The joiners U+200C and U+200D are letters' own.
+# Characters that move the cursor, ring the bell, or change the direction of text: C0, C1, line separators, and signs
+# without a width that set text directions. The joiners U+200C and U+200D are left out, because words contain them.
 _STEERING = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb"
     "\\U000e0000-\\U000e007f]"
@@ -42,7 +42,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """The same for a text of several lines, which stay lines."""
+    """The same for a text of several lines. The line breaks stay."""
     return _STEERING_IN_LINES.sub(_spelled, text)
 
 
@@ -54,16 +54,17 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 def write_json(names: Sequence[str], batches: Iterable[pa.RecordBatch], out: TextIO, *, safe: bool = False) -> None:
-    """One array of objects, a row a line; decimals are exact numbers, times ISO 8601 in UTC.
+    """Write an array with one object per row and line. Decimals are exact numbers, and times are ISO 8601 in UTC.
 
-    The array is closed also where the rows end early: what was written is whole, and the error says that it is not all.
+    The array is closed even if the rows end early. So the output is valid JSON, and the error says that rows are
+    missing.
     """
     keys, separator = [f"{json.dumps(name)}: " for name in names], ""
     out.write("[")
     try:
         for row in _rows(batches):
             text = "{" + ", ".join(key + _json(value) for key, value in zip(keys, row, strict=True)) + "}"
-            # These are the same string to a program that reads JSON.
+            # A program that reads JSON gets the same string from both forms.
             out.write(separator + (_STEERING.sub(lambda sign: json.dumps(sign[0])[1:-1], text) if safe else text))
             separator = ",\n "
     finally:
@@ -71,14 +72,14 @@ def write_json(names: Sequence[str], batches: Iterable[pa.RecordBatch], out: Tex
 
 
 def write_csv(names: Sequence[str], batches: Iterable[pa.RecordBatch], out: TextIO, *, safe: bool = False) -> None:
-    """A header and the rows; NULL is empty."""
+    """Write a header and the rows; NULL is empty."""
     writer = csv.writer(out, lineterminator="\n")
     for row in chain([names], texts(batches)):
         writer.writerow([visible(cell) for cell in row] if safe else row)
 
 
 def write_table(names: Sequence[str], batches: Iterable[pa.RecordBatch], out: TextIO) -> None:
-    """A table for people, with the first rows of a long answer. It shows control characters, also in a file."""
+    """Write a table for people, with the first rows of a long answer. Control characters are always spelled out."""
     rows = texts(batches)
     table = Table()
     for name in names:
@@ -86,14 +87,14 @@ def write_table(names: Sequence[str], batches: Iterable[pa.RecordBatch], out: Te
     refusal = None
     try:
         for row in islice(rows, TABLE_ROWS):
-            # Data is no markup: a line of text may hold brackets.
+            # As `Text`, brackets in the data are not read as markup.
             table.add_row(*(Text(visible(cell)) for cell in row))
         is_more = next(rows, None) is not None
     except Refusal as error:
         if not table.row_count:
             raise
         refusal, is_more = error, True
-    # Into a pipe or a file every column goes whole.
+    # In a pipe or a file no column is cut.
     console = Console(file=out, width=None if out.isatty() else 1000)
     console.print(table)
     more = "; there are more: --format csv or json prints them" if is_more else ""

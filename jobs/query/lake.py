@@ -1,4 +1,4 @@
-"""SQL over the lake without Spark: DuckDB reads the Delta tables, an answer takes milliseconds once started."""
+"""SQL over the lake without Spark. DuckDB reads the Delta tables, and answers within milliseconds once started."""
 
 import re
 import threading
@@ -36,37 +36,37 @@ _SAFE: dict[str, Any] = {
     "python_enable_replacements": "false",
     "autoload_known_extensions": "false",
     "autoinstall_known_extensions": "false",
-    # By default DuckDB makes a folder `.tmp` where the command was started, up to 90 % of the disk.
+    # By default DuckDB makes a folder `.tmp` in the working directory, which may fill 90 % of the disk.
     "temp_directory": "",
     "max_temp_directory_size": "0KB",
 }
-# One vector of DuckDB: wide rows would make larger batches heavy.
+# One vector of DuckDB. With wide rows, larger batches would need much memory.
 _BATCH_ROWS = 2048
-# Our own questions, such as those of a check, are not a person's who waits: what grows slower must not fail.
+# For Tideline's own queries, such as those of a check. No person waits for them, so a slow one must not fail.
 _OURS_SECONDS = 3600
 _TICK_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
 
 
 class NotThereError(Refusal):
-    """A question about something that nobody has written yet."""
+    """A query reads a table that does not exist yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Columns, each with a name of its own, and rows that are computed while they are read."""
+    """Columns with distinct names, and rows that are computed while they are read."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
 
 
 class Lake:
-    """A read-only view of the lake. Keep one: what it has read of a table's log it need not read again."""
+    """A read-only view of the lake. Use the same object again: it reads only new entries of a table's log."""
 
     def __init__(
         self, root: Folder, limits: QueryLimits | None = None, last_resort: Callable[[str], object] | None = None
     ) -> None:
-        """Nothing is read before it is asked for; without limits those of the environment count.
+        """Store the settings. A table is read when a query needs it. Without limits, those of the environment apply.
 
         ``last_resort`` is called with a sentence when a query does not stop. It must end the process: DuckDB notices an
         interrupt only between two calls of a function, and one call can take hours or all memory.
@@ -82,13 +82,13 @@ class Lake:
         self._schemas = _schemas()
 
     def query(self, sql: str) -> pa.Table:
-        """The answer to one SELECT of ours, as of now, with all its rows. Memory is limited."""
+        """Answer one of Tideline's own SELECTs, as of now, with all its rows. Memory is limited."""
         with self._ask(sql, replace(self._limits, seconds=max(_OURS_SECONDS, self._limits.seconds))) as answer:
             return pa.Table.from_batches(answer.batches, answer.schema)
 
     @contextmanager
     def ask(self, sql: str) -> Iterator[Answer]:
-        """The answer to one SELECT of a user, as of now. After as many rows as are allowed it raises a refusal."""
+        """Answer one SELECT of a user, as of now. After the allowed number of rows it raises a refusal."""
         with self._ask(sql, self._limits) as answer:
             yield Answer(schema=answer.schema, batches=_limited(answer.batches, self._limits.rows))
 
@@ -96,7 +96,7 @@ class Lake:
     def _ask(self, sql: str, limits: QueryLimits) -> Iterator[Answer]:
         sizes = {"memory_limit": f"{limits.memory_mb}MiB", "threads": str(limits.threads)}
         with duckdb.connect(config=_SAFE | sizes) as database, _Limiter(database, limits, self._last_resort) as limiter:
-            # Not in the configuration: the time zones are loaded a moment after it.
+            # Not set in the configuration, because DuckDB loads the time zones a moment after reading that.
             database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
             with limiter.running():
                 _require_one_select(database, sql)
@@ -106,7 +106,7 @@ class Lake:
             try:
                 with limiter.running():
                     reader = database.sql(sql).to_arrow_reader(_BATCH_ROWS)
-                    # Most queries that fail do so before their first row: then nothing has been written.
+                    # Most failing queries fail before their first row. Then no output has been written yet.
                     first = list(islice(reader, 1))
             except _UnknownNameError as error:
                 if hint := self._hint(missing):
@@ -126,7 +126,7 @@ class Lake:
         )
 
     def _needed(self, names: Iterable[str]) -> Iterator[str]:
-        """The relations of a query, each after those that it reads, and these in the order that it names."""
+        """The relations and tables that a query needs, each after those that it reads itself."""
         for name in names:
             if name in self._relations:
                 yield from self._needed(self._relations[name].reads)
@@ -134,7 +134,7 @@ class Lake:
                 yield name
 
     def _define(self, database: duckdb.DuckDBPyConnection, limiter: "_Limiter", name: str) -> bool:
-        """Make a relation known; False if a table that it needs does not exist."""
+        """Define a relation in the database; False if a table that it needs does not exist."""
         relation = self._relations.get(name)
         if relation:
             if not set(relation.reads) <= _defined(database):
@@ -149,7 +149,10 @@ class Lake:
         return True
 
     def _rows(self, name: str) -> ds.Dataset | pa.Table | None:
-        """What is in a table; nothing in one that nobody has written rows to, none of one that is still to be made."""
+        """The rows of a table. A table without rows is empty, also before it exists, if its columns are known.
+
+        None for a missing table with unknown columns, and for a missing live table without a final table.
+        """
         if self._tables[name] == INCIDENTS:
             return incidents_table(Incidents.of(self._root).all())
         table, schema = self._table(name), self._schemas.get(name)
@@ -175,7 +178,7 @@ class Lake:
 
 
 def _schemas() -> dict[str, pa.Schema]:
-    """The columns of tables as the definitions give them: what is not written yet is empty, or null."""
+    """The columns of tables as the definitions give them. Unwritten tables are empty, unwritten columns are NULL."""
     found: dict[str, pa.Schema] = {}
     for pipeline in PIPELINES.values():
         found[table_name(pipeline.live_table)] = live_schema(pipeline)
@@ -194,7 +197,7 @@ def incidents_table(incidents: Iterable[Incident]) -> pa.Table:
     rows = [
         {name: getattr(incident, name) for name in schema.names}
         | {"opened": round(incident.opened * 1e6), "updated": round(incident.updated * 1e6)}
-        # The word that closes an incident is its last.
+        # The update that closes an incident is its last one.
         | {"closed": round(incident.updated * 1e6) if incident.closed else None}
         for incident in incidents
     ]
@@ -208,7 +211,7 @@ def _require_one_select(database: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def _distinct(columns: Sequence[str]) -> list[str]:
-    """Columns of one name, as a join has them, get a number: rows are written by name."""
+    """Number the columns of one name, which a join may give, because rows are written by name."""
     names: list[str] = []
     for name in columns:
         numbered = (f"{name}_{number}" for number in count(1))
@@ -234,11 +237,11 @@ def _defined(database: duckdb.DuckDBPyConnection) -> set[str]:
 
 
 class _UnknownNameError(Refusal):
-    """A name in a query is not known to the database."""
+    """A query uses a name that is not defined in the database."""
 
 
 class _Limiter:
-    """Stops a database that has computed for too long. What its reader does between two batches is not counted."""
+    """Stops a query that has computed for too long. The reader's time between two batches is not counted."""
 
     def __init__(
         self, database: duckdb.DuckDBPyConnection, limits: QueryLimits, last_resort: Callable[[str], object] | None
@@ -261,16 +264,16 @@ class _Limiter:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While the database computes. An error of the database is raised as a refusal."""
+        """Count the time in which the database computes. An error of the database is raised as a refusal."""
         self._since = time.monotonic()
         try:
             yield
-        # Errors of a batch that is read come by way of Arrow.
+        # While a batch is read, errors come through Arrow.
         except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as error:
             raise self._refusal(error) from error
         except RuntimeError as error:
             if str(error) == "Query interrupted":
-                # What DuckDB makes of Ctrl-C.
+                # DuckDB raises this after Ctrl-C.
                 raise KeyboardInterrupt from error
             raise
         finally:
@@ -294,11 +297,11 @@ class _Limiter:
         while not self._closed.wait(_TICK_SECONDS):
             over_seconds = self._seconds() - self._limits.seconds
             if self._since and over_seconds > 0:
-                # At each tick: an interrupt that comes just before a query begins has no effect.
+                # Repeated at each tick, because an interrupt just before a query begins has no effect.
                 self._database.interrupt()
             if self._last_resort and self._since and over_seconds > _GRACE_SECONDS:
                 self._last_resort(self._too_slow())
-            # Not all memory is DuckDB's own: a batch of Arrow, or one huge value, is beside its limit.
+            # DuckDB's limit does not count all memory: a batch of Arrow, or one huge value, comes on top of it.
             if self._last_resort and self._process.memory_info().rss - self._bytes_before > allowed_bytes:
                 self._last_resort(self._too_large())
 

@@ -1,16 +1,15 @@
-"""What a query may name: nothing that tells of the machine, its files, its users or the database's settings.
+"""Refuses queries that would reveal the machine, its files, its users or the database's settings.
 
-The rule is held against every function and view that DuckDB has: tests/query/test_query_names.py
-fails when DuckDB adds one.
+tests/query/test_query_names.py applies the rule to every function and view of DuckDB, and fails when DuckDB adds one.
 """
 
 import duckdb
 
 from jobs.refusal import Refusal
 
-# Functions that make rows. All others read files, settings or the catalog, or run a text as SQL.
+# The allowed functions that make rows. All others read files, settings or the catalog, or run a text as SQL.
 ROWS_FROM = frozenset({"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"})
-# Functions of values that read settings or the catalog, show a plan with the values in it, or write.
+# The refused functions of values: they read settings or the catalog, show a plan with the values in it, or write.
 TELLING = frozenset(
     {
         "current_setting",
@@ -23,10 +22,10 @@ TELLING = frozenset(
         "write_log",
     }
 )
-# The database's own views begin so; those of information_schema do not, and say nothing of the machine.
+# The names of DuckDB's own views begin so. Those of information_schema do not, and reveal nothing of the machine.
 CATALOG = ("duckdb_", "pg_", "pragma_", "sqlite_")
 _DESCRIBED = {"DESCRIBE", "SUMMARY"}
-# DuckDB's own parser says what a query names, however that is quoted or nested.
+# DuckDB's own parser finds every name in a query, however it is quoted or nested.
 _NAMED = """
 SELECT parsed ->> '$.error_message', parsed ->> '$..function_name', parsed ->> '$..table_name',
   parsed ->> '$..show_type', parsed ->> '$..function.function_name'
@@ -35,7 +34,7 @@ FROM (SELECT json_serialize_sql(?) AS parsed)
 
 
 def require_harmless(database: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Refuse a SELECT that names a function or a view which tells of the machine."""
+    """Refuse a SELECT that names a function or a view that reveals the machine."""
     ((error, functions, views, described, sources),) = database.execute(_NAMED, [sql]).fetchall()
     if error:
         raise Refusal(f"the query cannot be answered: {error}")

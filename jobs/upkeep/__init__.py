@@ -1,1 +1,1 @@
-"""Removes what nobody needs any more, beside the tables."""
+"""Removes logs, documents and files beside the tables that are not needed any more."""

@@ -1,4 +1,4 @@
-"""Removes old logs of Airflow's tasks and of the DAG processor, and bounds those of processes that live for months."""
+"""Removes old logs of Airflow's tasks and DAG processor, and bounds the logs of processes that run for months."""
 
 import os
 import shutil
@@ -8,35 +8,35 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# A log of a process that lives on is begun anew at this size; the part before it is kept beside it.
+# At this size the log of a running process begins anew. The old part is kept beside it.
 LOG_BYTES = 20_000_000
 BEFORE = ".1"
-# Below the logs of tasks. These are bounded by their size, and a few are kept for each job.
+# A folder below the logs of tasks. Its logs are bounded by their size, and a few are kept for each job.
 DRIVERS = "drivers"
-# A folder that is new may be about to be used.
+# A newer folder stays even if it is empty: a process may be about to use it.
 _NEW_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """How much was removed of one kind. Folders that were emptied do not count."""
+    """The files of one kind that were removed: how many, and their size. Emptied folders do not count."""
 
     what: str
     files: int = 0
     bytes: int = 0
 
     def __str__(self) -> str:
-        """For people."""
+        """The result as text for people."""
         return f"{self.what}: {self.files:,} files, {self.bytes:,} bytes"
 
 
 def discard_old(folder: Path, kept_seconds: float) -> Removed:
-    """Remove old files below a folder, by their last line, and the folders that are empty then.
+    """Remove old files below a folder, by the time of their last line, and then empty folders.
 
-    The newest run of each DAG stays: a stream is one run for as long as it is not stopped.
+    The newest run of each DAG stays, because a stream is one run until it is stopped.
     """
     now, sizes = time.time(), list[int]()
-    # Listed before anything is removed: that changes the times of folders.
+    # Listed before anything is removed, because a removal changes the times of folders.
     for at, changed, files in list(_walk(folder)):
         sizes += _discard(files, now - kept_seconds)
         if changed < now - _NEW_SECONDS and at != folder:
@@ -47,7 +47,7 @@ def discard_old(folder: Path, kept_seconds: float) -> Removed:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, float, list[Path]]]:
-    """The folders below it, when each was changed, and their files; those that lie deeper first."""
+    """A folder and those below it, the deepest first, each with the time of its last change and its files."""
     if not folder.is_dir():
         return
     changed, children = folder.stat().st_mtime, list(os.scandir(folder))
@@ -60,7 +60,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, float, list[Path]]]:
 
 
 def _discard(files: Iterable[Path], before: float) -> list[int]:
-    """Remove those that were written before; their sizes."""
+    """Remove the files that were last written before a time, and return their sizes."""
     sizes = []
     for file in files:
         with suppress(FileNotFoundError):
@@ -72,9 +72,9 @@ def _discard(files: Iterable[Path], before: float) -> list[int]:
 
 
 def trim(*folders: Path) -> Removed:
-    """Begin too large logs in some folders anew. The old content stays beside each, until the next time.
+    """Begin logs that are too large anew. The old content stays beside each log until the next time.
 
-    Their processes append, so they go on at the new end. Lines that are written at this very moment may be lost.
+    The processes append to their logs, so they go on at the new end. Lines that are written meanwhile may be lost.
     """
     freed = list[int]()
     for log in (log for folder in folders for log in folder.glob("*.log")):

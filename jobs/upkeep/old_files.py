@@ -1,7 +1,7 @@
 """Removes old incidents, pages, run folders and files that were put aside. They grow beside the tables.
 
-It may run at any time and beside everything else, and a second pass finds nothing. Tables are looked after by their
-writers (`jobs.lake.delta.retention`), and here if those have not done so for a day.
+It may run at any time and beside everything else, and a second pass finds nothing. Writers remove old files of their
+tables (`jobs.lake.delta.retention`). This pass does it if a writer has not done so for a day.
 """
 
 import logging
@@ -25,15 +25,16 @@ from jobs.upkeep.logs import Removed
 log = logging.getLogger(__name__)
 
 DAY_SECONDS = 24 * 3600.0
-# A power cut or a reset has put them aside, and people may want to look at them.
+# Files are put aside after a power cut or by a reset. A person may want to look at them.
 ASIDE_KEPT_SECONDS = 30 * DAY_SECONDS
 _ASIDE = "_aside"
-# Checkpoints of `ingest` lie one level deeper. In tables that is the level of the partitions, which are many.
+# Checkpoints of `ingest` lie one level deeper. Only they are searched so deep: in a table that level holds all its
+# partitions.
 _DEEP = "checkpoints"
 
 
 def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
-    """One pass over a lake."""
+    """Make one pass over a lake, and return how much was removed of each kind."""
     kept_seconds = kept.incidents * DAY_SECONDS
     return [
         Removed(what="incidents", files=Incidents.of(lake_root).discard_old(kept_seconds)),
@@ -56,7 +57,7 @@ def _total(what: str, sizes: Iterable[int]) -> Removed:
 
 
 def _runs(lake_root: Folder, pipeline: Pipeline) -> list[int]:
-    """Also those of a pipeline that is not planned any more: a plan removes them, too."""
+    """Remove old run folders of a pipeline. A plan does so, too, but some pipelines are not planned any more."""
     if not old_runs(lake_root, pipeline, gives_up=False):
         return []
     try:
@@ -71,7 +72,7 @@ def _runs(lake_root: Folder, pipeline: Pipeline) -> list[int]:
 
 
 def _older(folders: Iterable[Folder], kept_seconds: float) -> Iterator[int]:
-    """Remove files and folders that were put into some folders so long ago; the sizes of the files."""
+    """Remove old files and folders from some folders, by the time they were put there; yield the sizes of files."""
     before = time.time() - kept_seconds
     for each in (child for folder in folders for child in _children(folder)):
         with suppress(FileNotFoundError):
@@ -82,7 +83,7 @@ def _older(folders: Iterable[Folder], kept_seconds: float) -> Iterator[int]:
 
 
 def _put_there(each: Folder) -> float:
-    """When it was put there. A move on a disk leaves the time of the last change as it was."""
+    """When a file or folder was put there. Moving it on a disk does not change the time of its last write."""
     if isinstance(each, Path):
         seen = each.stat(follow_symlinks=False)
         return max(seen.st_mtime, seen.st_ctime)
@@ -102,7 +103,7 @@ def _children(folder: Folder) -> list[Folder]:
 
 
 def _folders(lake_root: Folder, name: str) -> list[Folder]:
-    """The folders of a name that lie where such folders lie. In a bucket nothing is torn, so only one can be there."""
+    """The folders of a name, at all places where they can be. In a bucket nothing is torn, so there is only one."""
     if not isinstance(lake_root, Path):
         return [lake_root / "checkpoints" / name]
     found = [*lake_root.glob(f"*/{name}"), *lake_root.glob(f"*/*/{name}"), *lake_root.glob(f"{_DEEP}/*/*/{name}")]
