@@ -99,8 +99,8 @@ def missed_by(
 ) -> Missed:
     """The counted events that a run's computed slice misses.
 
-    If the slice's newest line is of this run, it holds the numbers, with all that later plans have added. If the line
-    is of another run, the events are counted here.
+    If the slice's newest line is of this run, it holds the numbers, with all that later plans have added. Otherwise the
+    events are counted here.
     """
     if newest and is_of(computed, newest):
         return Missed(late=newest.late, in_time=newest.in_time)

@@ -1,8 +1,8 @@
 """Reads from tables and topic the state that a plan needs: only days that can still change, however old the lake is.
 
 Events that are landed from now on are not older than the source's horizon. So a plan opens headers and ledger lines of
-the days since then. It opens an older day only if a slice there is not final, requested, left by a run, or has late
-events.
+the days since then. It opens an older day only if a slice there is not final, was requested, was left by a run, or has
+late events.
 """
 
 from collections.abc import Collection, Iterable, Mapping
