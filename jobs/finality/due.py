@@ -209,7 +209,7 @@ def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
     if header is None:
         return "closed"
     if in_time:
-        # The slice was made final too early: a clock was wrong, or the brokers' clocks differ too much.
+        # It was made final too early: a clock was wrong, or the clocks of the brokers differ too much.
         return f"{in_time:,} missing events that had come in time"
     if late and too_late(pipeline, late, header.events):
         return f"{late:,} late events"
