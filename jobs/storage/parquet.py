@@ -13,7 +13,7 @@ from jobs.storage.folders import Folder
 def arrow_place(folder: Folder) -> tuple[str, FileSystem]:
     """Return the path of a folder or file for Arrow, and Arrow's file system for it."""
     if isinstance(folder, Path):
-        # Not the file system of the Delta library: it causes noise when a process ends.
+        # Arrow's own file system: with the Delta library's, a process prints messages when it ends.
         return str(folder), LocalFileSystem()
     from jobs.storage.bucket import arrow_files
 
