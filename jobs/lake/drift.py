@@ -263,7 +263,7 @@ class Live:
         batches = self._batches()
         if batches is None:
             return self.reached(topic)
-        # The row about the first batch is never removed alone: only a reset clears it, together with all others.
+        # Only a reset removes the row about the first batch, together with all others.
         first = pc.min(batches.to_table(["batch"]).column("batch"))
         row = batches.to_table(["offsets"], filter=ds.field("batch") == first).to_pylist()[0]
         return {int(partition): start for partition, (start, _) in json.loads(row["offsets"]).items()}
@@ -281,7 +281,7 @@ class Live:
         return [str(self.path / file) for file in self._files() if value_of(file) in slices]
 
     def complete_since(self) -> datetime | None:
-        """Return since when each batch has a row; None if none is missing. Old rows are removed in time."""
+        """Return since when each batch has a row, because old rows are removed; None if all rows are there."""
         batches = self._batches()
         return None if batches is None else complete_since(batches)
 

@@ -197,7 +197,7 @@ class Ledger(FencedTable):
     def _days_with_old_lines(self) -> dict[str, tuple[dict[str, int], pa.Scalar]]:
         """The files of days that have old lines and more lines than slices; the days with most lines come first.
 
-        A line's age is measured from the newest line of the ledger, by the broker's clock.
+        A line's age is measured from the time of the newest line. Plans stamp their lines by the broker's clock.
         """
         actions = pa.table(self._table.get_add_actions(flatten=True))
         if not {"min.as_of", "max.as_of"} <= set(actions.column_names):

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 COMPACT_EVERY_COMMITS = 60
 DELETE_EVERY_SECONDS = HOUR_SECONDS
-# The stages of a writer lie in a folder with this prefix and the writer's epoch as its name.
+# The stages of a writer lie in a folder that is named by this prefix and the writer's epoch.
 _EPOCH = "epoch-"
 # The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
 PRUNE = "prune"
@@ -257,7 +257,7 @@ class TableWriter(FencedTable):
         log.info("pruned %d files of %s", len(files), self.path.name)
 
     def remove_old_events(self, events: KeptEvents) -> None:
-        """Remove the oldest hours in one commit. Its note also has the earliest event time that is left."""
+        """Remove the oldest hours in one commit. Its note also has the time before which no events are left."""
         if self.note is None:
             return
         old = old_hours(self._table, events.kept, events.needed_from_ms(), round(_now().timestamp() * 1000))
