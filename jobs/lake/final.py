@@ -234,7 +234,7 @@ class FinalTable(FencedTable):
         return [self.removal(file.path, file.size), *placed]
 
     def _place_whole(self, publication: Publication) -> list[Action]:
-        """Place the staged files if they have all audited rows; else refuse. A killed run may have left fewer."""
+        """Place the staged files if they have as many rows as the audit saw; else refuse, as after a killed run."""
         header = publication.header
         rows = sum(footer(file).num_rows for file in publication.files)
         if rows != header.rows:

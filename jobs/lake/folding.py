@@ -35,7 +35,7 @@ from jobs.storage.parquet import arrow_place
 _TIME = pa.timestamp("us", tz="UTC")
 # The columns of a final row beside its window and the pipeline's own columns.
 _SIGNATURE = ("version", "as_of", "run", "fingerprint")
-# Most slices that are published again are published again within minutes, so an hour rests before it is folded.
+# If a slice is published again, this is mostly within minutes. So the slices of an hour rest this long before a fold.
 HOUR_REST_MS = 2 * HOUR_MS
 # The limits of the files that are folded into one.
 _MOST_BYTES = 128 * 1024 * 1024

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from jobs.storage.json_line import JsonLine
 
-# The verdict of a rolled-back slice begins so. It deliberately omits later events, so they do not reopen it.
+# The verdict of a rolled-back slice begins so. Such a slice deliberately omits later events: they do not reopen it.
 ROLLED_BACK = "rolled back"
 
 

@@ -163,7 +163,7 @@ class FencedTable:
         return for_each(self.path, self.place, files)
 
     def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
-        """Return the action that takes a file out of the table. Readers of older versions still find the file."""
+        """Return the action that takes a file out of the table. The file itself stays for readers of older versions."""
         partition, value = _folder(file).split("=", 1)
         return RemoveAction(file, data_change, int(time.time() * 1000), size, {partition: value})
 

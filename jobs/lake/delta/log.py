@@ -44,12 +44,12 @@ def open_whole(path: Folder) -> DeltaTable:
 
 
 def is_whole(path: Folder) -> bool:
-    """Whether the log has no torn file, which its writer would put aside."""
+    """Whether the log has no torn files, which its writer would have to put aside."""
     return not _torn_files(path)
 
 
 def _torn_files(path: Folder) -> list[Path]:
-    """The torn newest entry, the newest checkpoint if it is torn or of that entry, and then `_last_checkpoint`.
+    """The newest entry if torn, the newest checkpoint if torn or of that entry, and with it `_last_checkpoint`.
 
     Earlier commits are durable, so they cannot be torn.
     """

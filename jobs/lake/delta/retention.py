@@ -1,4 +1,4 @@
-"""Deletion of files and empty folders from a table's folder that no version within its retention needs.
+"""Deletion from a table's folder: files and empty folders that no version within the table's retention needs.
 
 The Delta library only lists the files: its own deletion would add entries to the log, over those of a successor.
 The list has every file that no kept version names, also files that a crash left behind before their commit.
