@@ -1,1 +1,1 @@
-"""What a slice says of itself, and the tables of the lake: one module per table."""
+"""The records about a slice, and the tables of the lake: one module per table."""

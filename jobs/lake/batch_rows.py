@@ -1,6 +1,7 @@
-"""The rows of a live table about its micro-batches: one row a batch, so they are many, and old ones are removed.
+"""The rows of a live table about its micro-batches, and the removal of old ones.
 
-The first one stays: it says where the stream began. All others go by whole files.
+There is one row per batch, so there are many. Old rows are removed by whole files. Only the row of the first batch
+stays for good, because it records where the stream began.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class BatchFile:
 
 
 def files_about_batches(table: DeltaTable) -> list[BatchFile]:
-    """The files with rows about batches, the oldest first; a file without statistics is passed over."""
+    """Return the files with rows about batches, the oldest first. A file without statistics is skipped."""
     actions = pa.table(table.get_add_actions(flatten=True))
     if not {"partition.slice", *_KNOWN} <= set(actions.column_names):
         return []
@@ -52,10 +53,10 @@ def files_about_batches(table: DeltaTable) -> list[BatchFile]:
 
 
 def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchFile], BatchFile | None]:
-    """The files whose batches were all planned before a moment, and the one of them that has the first batch.
+    """Return the files to remove, and the file among them with the first batch, if there is one.
 
-    The newest of the old files stays: it shows that no batch is missing between it and the next file. A file that has
-    nothing but the first batch stays, too.
+    Old files have only batches that were planned before a moment. The newest old file stays: it shows that no batch is
+    missing between it and the next file. A file with nothing but the first batch stays, too.
     """
     first = min(files, key=lambda file: file.first_batch, default=None)
     old = [file for file in files if file.newest < before][:-1]
@@ -64,7 +65,7 @@ def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchF
 
 
 def write_first_row(file: Folder, stage: Folder) -> Folder:
-    """Stage a file with the row of the first batch of another file."""
+    """Stage a file with a single row: that of the first batch in another file."""
     rows = read(file)
     first = rows.filter(pc.equal(rows.column("batch"), pc.min(rows.column("batch"))))
     staged = stage / f"slice={BATCHES_SLICE}" / "first.parquet"
@@ -73,7 +74,7 @@ def write_first_row(file: Folder, stage: Folder) -> Folder:
 
 
 def complete_since(rows: ds.Dataset) -> datetime | None:
-    """Since when no batch is missing among the rows about batches; none if none is missing at all.
+    """Return since when each batch has a row; None if there is no gap between the batches.
 
     >>> def planned(*batches):
     ...     columns = {"batch": list(batches), "as_of": [datetime(2026, 1, batch + 1, tzinfo=UTC) for batch in batches]}

@@ -1,4 +1,4 @@
-"""A checksum of the windows of a slice, the same in whatever order and file they lie, and in every engine's hands."""
+"""The checksum of a slice's windows. It does not depend on their order, their files or the engine that wrote them."""
 
 import duckdb
 import pyarrow as pa
@@ -11,7 +11,7 @@ _EMPTY = "0" * 32
 
 
 def checksum(pipeline: Pipeline, rows: pa.Table | ds.Dataset) -> str:
-    """32 hex digits: the MD5 of each row, exclusive or."""
+    """Return 32 hex digits: the exclusive or of the MD5 of all rows."""
     columns = ", ".join(f"{_length_and(name)}" for name in columns_of(pipeline).names)
     with duckdb.connect() as database:
         database.execute("SET TimeZone = 'UTC'; SET threads = 1")
@@ -21,6 +21,6 @@ def checksum(pipeline: Pipeline, rows: pa.Table | ds.Dataset) -> str:
 
 
 def _length_and(name: str) -> str:
-    """A value as text behind its length, so that no two rows read the same; NULL is none of the texts."""
+    """Return SQL for a value as text after its length, so that no two rows give the same text; NULL gives `-`."""
     text = f'CAST("{name}" AS VARCHAR)'
     return f"coalesce(strlen({text}) || ':' || {text}, '-')"

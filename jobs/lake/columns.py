@@ -13,14 +13,14 @@ _TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
 
 
 def columns_of(pipeline: Pipeline) -> pa.Schema:
-    """The columns of window, keys and measures, as the definition gives them."""
+    """Return the columns of window, keys and measures, as the definition gives them."""
     types = (arrow_type(type_) for type_ in pipeline.value_types)
     values = [pa.field(name, type_) for name, type_ in zip(pipeline.value_columns, types, strict=True)]
     return pa.schema([pa.field("window_start", TIME), pa.field("window_end", TIME), *values])
 
 
 def arrow_type(sql: str) -> pa.DataType:
-    """A definition's type in Arrow's words."""
+    """Return the Arrow type for a type in a definition, such as `BIGINT`."""
     if sql in _TYPES:
         return _TYPES[sql]
     precision, scale = sql.removeprefix("DECIMAL(").rstrip(")").split(",")
@@ -28,7 +28,7 @@ def arrow_type(sql: str) -> pa.DataType:
 
 
 def schema_of(pipeline: Pipeline) -> pa.Schema:
-    """The columns of the table."""
+    """Return the columns of a pipeline's final table."""
     return pa.schema(
         [
             *columns_of(pipeline),
@@ -44,7 +44,7 @@ def schema_of(pipeline: Pipeline) -> pa.Schema:
 
 
 def live_schema(pipeline: Pipeline) -> pa.Schema:
-    """The columns of the live table of the same pipeline, as its stream makes them."""
+    """Return the columns of a pipeline's live table, as its stream writes them."""
     epoch, batch = pa.field("epoch", pa.int64()), pa.field("batch", pa.int64())
     more = [epoch, batch, pa.field("as_of", TIME), pa.field("fingerprint", pa.string())]
     of_batches = [pa.field("offsets", pa.string()), pa.field("watermark", TIME)]
@@ -52,7 +52,7 @@ def live_schema(pipeline: Pipeline) -> pa.Schema:
 
 
 def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
-    """Add the columns of a changed definition; a column whose type has changed cannot be served."""
+    """Add the columns that a table lacks; refuse a column of another type, since its old rows cannot be served."""
     there = {field.name: field for field in table.schema().fields}
     asked = Schema.from_arrow(wanted).fields
     changed = [field.name for field in asked if field.name in there and there[field.name].type != field.type]

@@ -1,7 +1,7 @@
 """`drift/<pipeline>` and `balance/<pipeline>`, and the live table as an account reads it: all of it at one version.
 
-The drift rows of an account are committed first, its totals after them. A slice has an account if its totals are there,
-so what an account that died left in `drift` is taken out by the next one.
+An account commits its drift rows first, and its totals after them. A slice has an account only if its totals are there.
+So the next account removes rows in `drift` that an account left when it was killed before its totals.
 """
 
 import json
@@ -32,7 +32,7 @@ from jobs.storage.folders import Folder, remove
 from jobs.storage.parquet import files_in, write
 
 _MERGE_EVERY_COMMITS = 50
-# A longer list is not handed on from commit to commit, but read from the totals.
+# A longer list of unexplained slices is not copied from commit to commit, but read from the totals.
 _MOST_UNEXPLAINED = 1000
 _PROPERTIES = {
     "delta.checkpointInterval": "50",
@@ -50,7 +50,7 @@ BALANCE_SCHEMA = pa.schema(
         pa.field("windows", pa.int64()),
         pa.field("differing", pa.int64()),
         pa.field("unexplained", pa.int64()),
-        # Why the sides of a slice could not be compared.
+        # Why the live and final rows of a slice could not be compared.
         pa.field("note", pa.string()),
         pa.field("cause", pa.string()),
         pa.field("events", pa.int64()),
@@ -66,10 +66,10 @@ BALANCE_SCHEMA = pa.schema(
 
 
 def drift_schema(pipeline: Pipeline) -> pa.Schema:
-    """The columns of a pipeline's drift table."""
+    """Return the columns of a pipeline's drift table."""
     types = {each.name: arrow_type(each.type) for each in pipeline.measures}
     values = pa.struct(list(types.items()))
-    # What cannot be subtracted is 0 or null.
+    # Values that cannot be subtracted have the difference 0 if they agree, and null if they do not.
     differences = [(name, pa.int64() if type_ in (pa.string(), TIME) else type_) for name, type_ in types.items()]
     columns = columns_of(pipeline)
     return pa.schema(
@@ -88,25 +88,25 @@ def drift_schema(pipeline: Pipeline) -> pa.Schema:
 
 
 class _DayTable(FencedTable):
-    """A table partitioned by day, whose newest commit says what it brought."""
+    """A table partitioned by day. The metadata of a commit lists the accounts that it added."""
 
     @classmethod
     def open(cls, path: Folder, schema: pa.Schema) -> Self:
-        """It is made if need be."""
+        """Open the table to write; create it if it is missing."""
         return cls(path, opened(path, schema, "day", _PROPERTIES))
 
     @property
     def files(self) -> dict[str, int]:
-        """What it consists of."""
+        """The table's files with their sizes."""
         return files_with_sizes(self._table)
 
     def rows(self, columns: Sequence[str], where: ds.Expression, days: Collection[str] | None = None) -> pa.Table:
-        """Some of its rows; only files of these days are opened, if there are any."""
+        """Return some rows of the table. With ``days`` only files of these days are opened."""
         files = [file for file in self.files if days is None or value_of(file) in days]
         return dataset(self._table, self.path, files).to_table(columns=list(columns), filter=where)
 
     def tend(self, kept_from: str, said: str = "{}") -> None:
-        """Now and then: remove days before one, merge small files, and delete what no reader can need any more."""
+        """Now and then remove days before ``kept_from``, merge small files, and delete unneeded files."""
         if self.version % _MERGE_EVERY_COMMITS == 0:
             remove(self.staging)
             old = {file: size for file, size in self.files.items() if value_of(file) < kept_from}
@@ -117,7 +117,7 @@ class _DayTable(FencedTable):
 
 
 class Accounts:
-    """Both tables of a pipeline. Who writes holds the lease of the pipeline's account."""
+    """The drift and balance tables of a pipeline. A writer must hold the lease of the pipeline's account."""
 
     def __init__(self, pipeline: Pipeline, drift: _DayTable, balance: _DayTable) -> None:
         """Use `open`."""
@@ -127,7 +127,7 @@ class Accounts:
 
     @classmethod
     def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """To write: the first commit of another account since then overtakes this one."""
+        """Open both tables to write. If another account commits after this, this one can no longer commit."""
         return cls(
             pipeline,
             _DayTable.open(lake_root / pipeline.drift_table, drift_schema(pipeline)),
@@ -136,7 +136,7 @@ class Accounts:
 
     @classmethod
     def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
-        """To read; none as long as nothing has an account."""
+        """Open both tables to read; return None if there is no account yet."""
         paths = lake_root / pipeline.drift_table, lake_root / pipeline.balance_table
         try:
             drift, balance = (_DayTable(path, DeltaTable(str(path))) for path in paths)
@@ -145,13 +145,13 @@ class Accounts:
         return cls(pipeline, drift, balance)
 
     def done(self, days: Collection[str] | None = None) -> set[tuple[str, int]]:
-        """The slices that have an account, each with its version; or those of them that begin on one of these days."""
+        """Return slice and version of each account; with ``days`` only of slices that begin on these days."""
         found = self._balance.rows(["slice", "version"], ds.field("kind") == "slice", days).to_pylist()
         return {(row["slice"], row["version"]) for row in found}
 
     def unexplained(self) -> list[dict[str, Any]]:
-        """The slices whose newest account leaves something unexplained, in order: slice, version, how many windows."""
-        # Each commit hands the list on, unless it is too long.
+        """Return the slices with unexplained windows in their newest account: slice, version, count, in order."""
+        # Each commit has the list in its metadata, unless the list is too long.
         said = next((words.get("unexplained") for _, words in self._balance.words()), None)
         if said is not None:
             return [{"slice": slice_, "version": version, "unexplained": count} for slice_, version, count in said]
@@ -159,7 +159,7 @@ class Accounts:
         return _still_unexplained(rows.to_pylist())
 
     def first_unexplained(self, slice_: str, version: int) -> dict[str, Any] | None:
-        """The first window of an account that nothing explains, as it is in `drift`."""
+        """Return the row of `drift` for the first unexplained window of an account; None if there is none."""
         differences = drift_schema(self._pipeline).field("unexplained").type
         is_off = reduce(or_, (_is_off(ds.field("unexplained", each.name), each.type) for each in differences))
         of_account = (ds.field("slice") == slice_) & (ds.field("version") == version)
@@ -169,11 +169,11 @@ class Accounts:
         return next(iter(rows.sort_by(order).slice(0, 1).to_pylist()), None)
 
     def new_stage(self) -> Folder:
-        """Where the drift rows are staged, a folder per day."""
+        """Return the path of a new stage for drift rows, which get a folder per day."""
         return self._drift.new_stage()
 
     def add(self, stage: Folder | None, totals: Sequence[Mapping[str, Any]]) -> None:
-        """First the drift rows, if there are any, then the totals."""
+        """Commit the staged drift rows first, if there are any, and then the totals."""
         accounts = sorted({(row["slice"], row["version"]) for row in totals})
         staged = files_in(stage) if stage else []
         added = self._drift.place_all(staged)
@@ -183,9 +183,10 @@ class Accounts:
         self._add_totals(totals, accounts)
 
     def tend(self, kept_from: str) -> None:
-        """Now and then: remove days before one, merge small files, and delete what no reader can need any more.
+        """Now and then remove days before ``kept_from``, merge small files, and delete unneeded files.
 
-        What their accounts left unexplained is forgotten with them: nobody could look at it, or account for it again.
+        Unexplained windows of removed days leave the list, too: no operator could look at them or account for them
+        again.
         """
         self._drift.tend(kept_from)
         said = next((words for _, words in self._balance.words()), {})
@@ -194,7 +195,7 @@ class Accounts:
         self._balance.tend(kept_from, _json(said))
 
     def _left_over(self) -> list[Any]:
-        """What an account wrote that died before its totals."""
+        """Return the removals of drift rows that the last account left, if it was killed before its totals."""
         said, files = next((words for _, words in self._drift.words()), {}), self._drift.files
         accounts = {(slice_, version) for slice_, version in said.get("accounts", ())}
         if accounts <= self.done({slice_[:8] for slice_, _ in accounts}):
@@ -203,7 +204,7 @@ class Accounts:
 
     def _add_totals(self, totals: Sequence[Mapping[str, Any]], accounts: Sequence[tuple[str, int]]) -> None:
         still = _still_unexplained([*self.unexplained(), *(row for row in totals if row["kind"] == "slice")])
-        # So they are known without the totals of all slices there ever were.
+        # With this list in the commit the totals of all slices need not be read.
         told = [list(row.values()) for row in still] if len(still) <= _MOST_UNEXPLAINED else None
         actions = []
         with self._balance.staged() as stage:
@@ -216,7 +217,7 @@ class Accounts:
 
 
 def _still_unexplained(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of accounts the newest of each slice, if it leaves something unexplained: slice, version, how many windows."""
+    """Return slice, version and count of unexplained windows of each slice's newest account, if it has any."""
     newest = {row["slice"]: row for row in sorted(rows, key=lambda row: (row["slice"], row["version"]))}
     columns = ("slice", "version", "unexplained")
     return [{name: row[name] for name in columns} for row in newest.values() if row.get("unexplained")]
@@ -224,7 +225,7 @@ def _still_unexplained(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What one micro-batch took of one partition: [start, end), and the watermark that made events late in it."""
+    """The offsets [start, end) that a micro-batch read from a partition, and the watermark that made events late."""
 
     partition: int
     start: int
@@ -234,7 +235,7 @@ class Taken:
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
-    """The live table of a pipeline at one version; nothing in it if it was never made."""
+    """The live table of a pipeline at one version. It is empty if the table was never created."""
 
     path: Folder
     table: DeltaTable | None
@@ -242,7 +243,7 @@ class Live:
 
     @classmethod
     def at(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """As it is now."""
+        """Pin the newest version of the table."""
         path = lake_root / pipeline.live_table
         try:
             table = DeltaTable(str(path))
@@ -251,38 +252,41 @@ class Live:
         return cls(path=path, table=table, note=note_at(path, table.version()))
 
     def reached(self, topic: str) -> dict[int, int]:
-        """How far the stream is: the end of its newest batch, or where a reset lets it begin."""
+        """Return how far the stream is: the end of its newest micro-batch, or the begin that a reset gave it."""
         return dict(self.note.ends.get(topic, {})) if self.note else {}
 
     def begins(self, topic: str) -> dict[int, int]:
-        """Where the stream began: with its first batch, or where a reset lets it; partitions that came later, at 0."""
+        """Return the offsets at which the stream began, with its first micro-batch or where a reset lets it begin.
+
+        A partition that was added later is absent: it began at 0.
+        """
         batches = self._batches()
         if batches is None:
             return self.reached(topic)
-        # The row about the first batch is never removed, but a reset clears it with all others.
+        # Only a reset removes the row about the first batch, together with all others.
         first = pc.min(batches.to_table(["batch"]).column("batch"))
         row = batches.to_table(["offsets"], filter=ds.field("batch") == first).to_pylist()[0]
         return {int(partition): start for partition, (start, _) in json.loads(row["offsets"]).items()}
 
     def topic_id(self, topic: str) -> str | None:
-        """The id of the topic that it reads; none as long as it has read nothing."""
+        """Return the id of the topic that the stream reads; None if it has read nothing yet."""
         return self.note.topic_id(topic) if self.note else None
 
     def slices(self) -> set[str]:
-        """The slices of which there are live rows."""
+        """Return the slices that have live rows."""
         return {value_of(file) for file in self._files()} - {BATCHES_SLICE}
 
     def files(self, slices: Collection[str]) -> list[str]:
-        """The files of these slices."""
+        """Return the files of these slices."""
         return [str(self.path / file) for file in self._files() if value_of(file) in slices]
 
     def complete_since(self) -> datetime | None:
-        """Since when there is a row about each batch: rows that are long ago were removed; none if all are there."""
+        """Return since when each batch has a row, because old rows are removed; None if all rows are there."""
         batches = self._batches()
         return None if batches is None else complete_since(batches)
 
     def taken(self, since: datetime) -> list[Taken]:
-        """The ranges of all batches that were planned since a moment."""
+        """Return the offsets of all micro-batches that were planned since a moment."""
         batches = self._batches()
         if batches is None:
             return []
@@ -295,7 +299,7 @@ class Live:
         ]
 
     def _batches(self) -> ds.Dataset | None:
-        """The rows about batches; a table that was only reset has no such columns yet."""
+        """The rows about batches; None if there are none, as in a table that was only reset."""
         files = [file for file in self._files() if value_of(file) == BATCHES_SLICE]
         return dataset(self.table, self.path, files) if self.table is not None and files else None
 
@@ -305,14 +309,14 @@ class Live:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalFiles:
-    """Where the final rows of some slices are: files of their own, and files that hold those of other slices, too."""
+    """The files with the final rows of some slices: own files, and folded files with rows of other slices, too."""
 
     own: Sequence[str]
     folded: Sequence[str]
 
 
 def final_files(lake_root: Folder, pipeline: Pipeline, version: int, slices: Collection[str]) -> FinalFiles:
-    """The files of the final rows of these slices, at one version of their table."""
+    """Return the files with the final rows of these slices, at one version of their table."""
     path = lake_root / pipeline.final_table
     files = stored(DeltaTable(str(path), version=version))
     own = {file.path: value_of(file.path) for file in files if value_of(file.path) in slices}
@@ -322,13 +326,13 @@ def final_files(lake_root: Folder, pipeline: Pipeline, version: int, slices: Col
 
 
 def ask_to_prune(lake_root: Folder, pipeline: Pipeline, before: str, slices: Iterable[str]) -> None:
-    """Ask the live job to remove the rows of these slices, all of them before one that it must keep."""
+    """Ask the live job to remove the rows of these slices. All of them are earlier than the slice ``before``."""
     document = {"before": before, "slices": sorted(slices)}
     Control.of(lake_root, pipeline.name).documents.replace(PRUNE, document)
 
 
 def pruned_before(lake_root: Folder, pipeline: Pipeline) -> str:
-    """The slice before which live rows may be gone; no slice is before an empty name."""
+    """Return the slice before which live rows may be gone; an empty name, which no slice precedes, if none are."""
     asked = Control.of(lake_root, pipeline.name).documents.read(PRUNE) or {}
     return str(asked.get("before", ""))
 

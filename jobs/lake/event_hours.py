@@ -1,6 +1,6 @@
-"""Old rows of `events`: they are removed by whole files of whole hours, from the oldest hour on.
+"""The choice of old rows of `events` to remove: whole files of whole hours, from the oldest hour on.
 
-An event lies in the hour in which it happened, a rejected record in the hour in which it arrived.
+An event lies in the hour of its event time, and a rejected record in the hour of its arrival.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from deltalake import DeltaTable
 from jobs.lake.delta.reading import value_of
 from jobs.pipelines.layout import HOUR_MS
 
-# The first turn may find years. A commit with more files would hold up the stream.
+# The first turn may find years of files. A commit with more files than this would delay the stream.
 MOST_FILES = 20_000
 _HOUR_FORMAT = "%Y-%m-%dT%H"
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptEvents:
-    """How long events are kept, and the time since when somebody still needs them, however old they are."""
+    """How long events are kept, and since which event time a pipeline still needs them, at any age."""
 
     kept: timedelta
     needed_from_ms: Callable[[], int]
@@ -29,17 +29,17 @@ class KeptEvents:
 
 @dataclass(frozen=True, kw_only=True)
 class OldHours:
-    """Files to be removed with their sizes. All events that remain happened at or after ``before_ms``."""
+    """The files to remove, with their sizes. All events that remain happened at or after ``before_ms``."""
 
     files: dict[str, int]
     before_ms: int
 
 
 def old_hours(table: DeltaTable, kept: timedelta, needed_from_ms: int, now_ms: int) -> OldHours:
-    """The files of hours that are older than is kept, and that nobody needs.
+    """Return the files of hours that are older than ``kept`` and that no pipeline needs.
 
-    The age is that of the newest record, by its broker's stamp, or by ``now_ms`` if that is earlier: one clock that is
-    wrong removes nothing.
+    An hour's age is measured from the arrival of the newest record, which the broker stamps, or from ``now_ms`` if that
+    is earlier. So one wrong clock alone removes nothing.
     """
     actions = pa.table(table.get_add_actions(flatten=True))
     now_ms = min(now_ms, _newest_arrival_ms(actions))
@@ -51,13 +51,13 @@ def old_hours(table: DeltaTable, kept: timedelta, needed_from_ms: int, now_ms: i
 
 
 def hour_ms(file: str) -> int:
-    """When the hour begins in whose folder a file lies."""
+    """Return the begin of the hour that a file's folder is named after."""
     begin = datetime.strptime(value_of(file), _HOUR_FORMAT).replace(tzinfo=UTC)
     return round(begin.timestamp()) * 1000
 
 
 def _newest_arrival_ms(actions: pa.Table) -> int:
-    """When the newest record arrived, as far as the log knows; 0 if it does not."""
+    """Return when the newest record arrived, by the statistics in the log; 0 if they do not have it."""
     if "max.arrival_time" not in actions.column_names:
         return 0
     newest: datetime | None = pc.max(actions.column("max.arrival_time")).as_py()

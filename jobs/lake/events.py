@@ -1,6 +1,6 @@
-"""`events/<source>` as recompute reads it, at one pinned version: which files, how many events, what came late.
+"""`events/<source>` as recompute reads it, at one pinned version: its files, its number of events, its late events.
 
-Without Spark: the log says which files can hold a range of event time, and DuckDB counts.
+This works without Spark: the table's log shows which files can have events of a range, and DuckDB counts them.
 """
 
 import time
@@ -33,7 +33,7 @@ _ASKED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """What a slice must hold: accepted events whose time lies in it, and how often they fall into its windows."""
+    """The expected content of a slice: its accepted events, and how often events fall into its windows."""
 
     events: int = 0
     window_events: int = 0
@@ -41,7 +41,7 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class Landed:
-    """The events of a source at one version of their table; ``note`` says how far its topic is landed there."""
+    """The events of a source at one version of their table. ``note`` has how far the topic is landed there."""
 
     path: Folder
     table: DeltaTable
@@ -49,7 +49,7 @@ class Landed:
 
     @classmethod
     def at(cls, lake_root: Folder, source: Source, version: int | None = None) -> Self | None:
-        """The newest version, or an older one; none if nothing was ever landed."""
+        """Pin the newest version, or an older one; return None if nothing was ever landed."""
         path = lake_root / source.events_table
         try:
             table = DeltaTable(str(path), version=version)
@@ -63,26 +63,26 @@ class Landed:
         return int(self.table.version())
 
     def topic_id(self, topic: str) -> str | None:
-        """The id of the topic that was landed last; none as long as nothing says it."""
+        """Return the id of the topic that was landed last; None if no commit has it yet."""
         return self.note.topic_id(topic) if self.note else None
 
     @property
     def from_ms(self) -> int:
-        """Events that happened before this time were removed, since they were old; 0: none."""
+        """Events that happened before this time were removed as too old; 0 if none were."""
         return self.note.events_from_ms if self.note else 0
 
     def ends(self, topic: str, topic_id: str) -> dict[int, int]:
-        """How far each partition of this very topic is landed; empty if another was landed last."""
+        """Return how far each partition is landed; empty if a topic with another id was landed last."""
         ranges = self.note.topics.get(topic) if self.note else None
         return {p: end for p, (_, end) in ranges.offsets.items()} if ranges and ranges.topic_id == topic_id else {}
 
     def first_ms(self) -> int | None:
-        """The earliest event time, by the log alone: the begin of its hour where a file has no statistics."""
+        """Return the earliest event time, by the log alone. A file without statistics counts from its hour's begin."""
         firsts = [first for first, _ in self._spans.values()]
         return min(firsts, default=None)
 
     def files(self, ranges: Iterable[tuple[int, int]]) -> list[str]:
-        """The files that may hold events of these ranges [from, to) of event time, relative to the table."""
+        """Return the files, relative to the table, that may have events of these ranges [from, to) of event time."""
         wanted = list(ranges)
         return [
             file
@@ -91,12 +91,12 @@ class Landed:
         ]
 
     def deleted(self, files: Iterable[str]) -> list[str]:
-        """Those of its files that are gone: a file is deleted some hours after it was merged into another one."""
+        """Return those of the files that no longer exist: merged files are deleted some hours later."""
         now = files_with_sizes(DeltaTable(str(self.path)))
         return [file for file in files if file not in now and not (self.path / file).is_file()]
 
     def count(self, pipeline: Pipeline, slices: Sequence[Slice]) -> dict[str, Count]:
-        """What is accepted in each of the slices; those without are absent. A repeat falls into no window."""
+        """Count the accepted events of each slice; empty slices are left out. Windows do not count duplicates."""
         if not slices:
             return {}
         window, length = pipeline.window, pipeline.slice_seconds * 1000
@@ -110,7 +110,7 @@ class Landed:
                 (time - {window.size_ms} + {window.slide_ms}) // {window.slide_ms} * {window.slide_ms},
                 time + 1, {window.slide_ms})) AS start FROM {counted})
             GROUP BY 1"""
-        # One late slice of last week must not have all of the week read.
+        # One late slice of last week must not cause a read of the whole week.
         ranges = [
             (group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms) for group in runs_of(slices)
         ]
@@ -126,21 +126,22 @@ class Landed:
         return {name: count for name, count in counts.items() if count.events or count.window_events}
 
     def newest_arrival_ms(self) -> int:
-        """When the newest record arrived, by the log alone; now, where a file has no statistics."""
+        """Return when the newest record arrived, by the log alone; the present time if a file has no statistics."""
         newest = [action.get("max.arrival_time") for action in self._actions]
         known = [_ms(moment) for moment in newest if moment]
         return max(known) if len(known) == len(newest) and known else round(time.time() * 1000)
 
     def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
-        """Accepted events behind these offsets that arrived after a moment: partition, offset, time and arrival.
+        """Return accepted events from these offsets on that arrived after ``since_ms``.
 
-        ``before_ms``: only those that happened before this.
+        Only events that happened before ``before_ms`` are returned. The columns are partition, offset, time and
+        arrival.
         """
         landed_after = " OR ".join(
             [f'(partition = {p} AND "offset" >= {end})' for p, end in ends.items()]
             + [f"partition NOT IN ({', '.join(map(str, ends))})" if ends else "true"]
         )
-        # A partition that is new since begins at 0, whatever the others have reached.
+        # A partition that was added since then begins at 0.
         files = self._holding_offsets_from(min((ends.get(partition, 0) for partition in self._partitions), default=0))
         with self._accepted(
             [file for file in self.files([(0, before_ms)]) if file in files], (0, before_ms)
@@ -151,9 +152,9 @@ class Landed:
             ).to_arrow_table()
 
     def _accepted(self, files: Sequence[str], span: tuple[int, int]) -> duckdb.DuckDBPyConnection:
-        """A database with the relation `accepted`: what a span holds, with time and arrival in milliseconds."""
+        """Open a database with the view `accepted`: the accepted events of a span, with times in milliseconds."""
         database = duckdb.connect()
-        # The machine is shared with the streams.
+        # One thread, because the streams use the same machine.
         database.execute("SET TimeZone = 'UTC'; SET threads = 1")
         database.register("landed", dataset(self.table, self.path, files))
         from_, to = (f"make_timestamptz({ms * 1000})" for ms in span)
@@ -166,7 +167,7 @@ class Landed:
 
     @cached_property
     def _actions(self) -> list[dict[str, Any]]:
-        """What the log says of each file, as far as it is asked here."""
+        """The log's statistics of each file, reduced to the columns that are used here."""
         table = pa.table(self.table.get_add_actions(flatten=True))
         asked = table.select([name for name in _ASKED if name in table.column_names])
         rows: list[dict[str, Any]] = asked.to_pylist()
@@ -174,7 +175,7 @@ class Landed:
 
     @cached_property
     def _spans(self) -> dict[str, tuple[int, int]]:
-        """First and last event time of each file, as far as the log knows; a file of rejected records has none."""
+        """First and last event time of each file, by the log or else by its hour, without files of rejected records."""
         found = {}
         for action in self._actions:
             hour = hour_ms(action["path"])
@@ -190,7 +191,7 @@ class Landed:
 
     @property
     def _partitions(self) -> set[int]:
-        """Those of the topic that was landed last."""
+        """The partitions of the topic that was landed last."""
         topics = self.note.topics.values() if self.note else ()
         return {partition for ranges in topics for partition in ranges.offsets}
 
@@ -200,7 +201,7 @@ class Landed:
 
 
 def _has_grid(pipeline: Pipeline) -> bool:
-    """Whether an event alone says into which windows it falls."""
+    """Whether an event's time alone gives its windows. This does not hold for sessions."""
     return pipeline.window.kind.value != "session"
 
 

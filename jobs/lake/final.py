@@ -1,8 +1,8 @@
-"""`final/<pipeline>`: what recompute has published. Rows and headers of a slice come and go in one commit.
+"""`final/<pipeline>`: the published slices. Rows and headers of a slice are added and removed in one commit.
 
-A slice's rows lie in a folder of their own, the headers of a day's slices in one small file. So replacing a slice is
-a change of metadata, and which slices are final is known from a few files. Later the rows of many slices are folded
-into one file of their day (`folding`). The rows of a slice lie in its own folder or in folded files, never in both.
+A slice's rows lie in a folder of their own. The headers of a day's slices lie in one small file. So a slice is replaced
+by a change of metadata, and a few files show which slices are final. Later the rows of many slices are folded into
+one file of their day (`folding`). The rows of a slice lie in its own folder or in folded files, never in both.
 """
 
 import json
@@ -47,19 +47,19 @@ from jobs.storage.parquet import footer, read, write
 
 log = logging.getLogger(__name__)
 
-# Beside the columns of the table a staged file says of each window how many rows of the transform it was made of.
+# A column that only staged files have: from how many rows of the transform a window was made.
 INPUTS = "_inputs"
-# Its files are kept for weeks, in a folder per slice: listing them every hour would find little.
+# Replaced files are kept for weeks, in a folder per slice: listing them every hour would find little.
 _DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
-# After an upgrade a year of slices is to be folded: the rest waits for the next turns.
+# After an upgrade a year of slices may have to be folded: the rest waits for the next turns.
 _FOLD_SECONDS = 20.0
 _PROPERTIES = {"delta.checkpointInterval": "50"}
-# They say how long a slice can be rolled back.
+# These properties limit how long a slice can be rolled back.
 _RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 
 class FinalTable(FencedTable):
-    """The final rows of a pipeline. Who writes holds the lease of the pipeline's recompute."""
+    """The final rows of a pipeline. A writer must hold the lease of the pipeline's recompute."""
 
     def __init__(self, pipeline: Pipeline, path: Folder, table: DeltaTable) -> None:
         """Use `open` or `read`."""
@@ -68,14 +68,14 @@ class FinalTable(FencedTable):
         self._files: tuple[int, list[tuple[str, int]]] | None = None
         self._stored: tuple[int, list[Stored]] | None = None
         self._days: tuple[int, dict[str, tuple[int, int]]] | None = None
-        # File -> what is in it: files never change, and most days do not either.
+        # File -> its headers. Files never change, and most days keep their files.
         self._read: dict[str, list[Header]] = {}
 
     @classmethod
     def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """To write: the table is made if need be, and gets the columns that a changed definition adds.
+        """Open the table to write. Create it if it is missing, and add the columns of a changed definition.
 
-        It also follows the setting that says how long versions of slices are kept.
+        The table also gets the present setting of how long versions of slices are kept.
         """
         path, kept = lake_root / pipeline.final_table, _retention()
         table = opened(path, schema_of(pipeline), "slice", _PROPERTIES | kept)
@@ -85,7 +85,7 @@ class FinalTable(FencedTable):
 
     @classmethod
     def read(cls, lake_root: Folder, pipeline: Pipeline, version: int | None = None) -> Self | None:
-        """To read, as it is now or was at a version; none if nothing was ever published."""
+        """Open the table to read, at its newest or an earlier version; return None if nothing was ever published."""
         path = lake_root / pipeline.final_table
         try:
             return cls(pipeline, path, DeltaTable(str(path), version=version))
@@ -93,29 +93,29 @@ class FinalTable(FencedTable):
             return None
 
     def days(self) -> list[str]:
-        """The days on which final slices begin, in order."""
+        """Return the days on which final slices begin, in order."""
         return sorted(self._files_of_headers())
 
     def slices_by_day(self) -> dict[str, int]:
-        """How many slices are final, by the day on which they begin. By the log alone."""
+        """Count the final slices per day on which they begin, by the log alone."""
         return {day: slices for day, (slices, _) in self._files_of_headers().items()}
 
     def days_changed_since(self, time_ms: int) -> set[str]:
-        """The days of which a slice was published since a moment. By the log alone."""
+        """Return the days with slices that were published since a moment, by the log alone."""
         return {day for day, (_, placed_ms) in self._files_of_headers().items() if placed_ms >= time_ms}
 
     def newest_ms(self) -> int:
-        """When a slice was published last, by the clock of who did it; 0 if none ever was. By the log alone."""
+        """Return the time of the last publish, by the publisher's clock and the log alone; 0 if there was none."""
         return max((placed_ms for _, placed_ms in self._files_of_headers().values()), default=0)
 
     def _files_of_headers(self) -> dict[str, tuple[int, int]]:
-        """Of each day how many headers its file has, and when it was placed; looked up once for each version."""
+        """Each day's number of headers, and when their file was placed; looked up once per version."""
         if self._days is None or self._days[0] != self.version:
             self._days = self.version, files_of_headers(self._table)
         return self._days[1]
 
     def headers(self, days: Collection[str] | None = None) -> dict[str, Header]:
-        """Of every final slice, or of those that begin on one of these days."""
+        """Return the header of every final slice, or only of slices that begin on these days."""
         wanted = self.days() if days is None else days
         files = [file for day in wanted for file in self._in_folder(HEADERS_SLICE + day)]
         found = {header.slice: header for header in self._headers_in(files)}
@@ -137,13 +137,13 @@ class FinalTable(FencedTable):
         return [header for file in wanted for header in self._read[file]]
 
     def rows(self, slice_: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a slice; columns that a changed definition has added since are null."""
+        """Return the rows of a slice. Columns that a changed definition has added since are null."""
         names = columns_of(self._pipeline).names if columns is None else list(columns)
         files, only = self._of_slice(slice_)
         return dataset(self._table, self.path, files, schema_of(self._pipeline)).to_table(columns=names, filter=only)
 
     def _of_slice(self, slice_: str) -> tuple[Collection[str], ds.Expression | None]:
-        """The files with the rows of a slice, and which of their rows these are, if not all."""
+        """The files with the rows of a slice, and a filter for these rows if the files have others, too."""
         if own := self._in_folder(slice_):
             return own, None
         wanted = slice_named(self._pipeline, slice_)
@@ -154,7 +154,7 @@ class FinalTable(FencedTable):
         names = columns_of(self._pipeline).names
         signature = {INPUTS, *schema_of(self._pipeline).names}.difference(names)
         files, only = self._of_slice(slice_)
-        # Rows of other slices in a folded file may have other columns than those of this one, which are beside it.
+        # Only files that really have rows of the slice count: folded files of other slices may have other columns.
         having = [file for file in files if only is None or self._dataset([file]).count_rows(filter=only)]
         schemas = (footer(self.path / file).schema.to_arrow_schema() for file in having)
         return all([name for name in schema.names if name not in signature] == names for schema in schemas)
@@ -167,7 +167,7 @@ class FinalTable(FencedTable):
         return of_day(self._all_stored(), day)
 
     def _all_stored(self) -> list[Stored]:
-        """The files of rows with what the log says of their windows, looked up once for each version."""
+        """The files of rows, with the log's bounds of their windows; looked up once per version."""
         if self._stored is None or self._stored[0] != self.version:
             self._stored = self.version, stored(self._table)
         return self._stored[1]
@@ -179,14 +179,14 @@ class FinalTable(FencedTable):
         return dict(takewhile(lambda file: file[0].startswith(folder), islice(files, first, None)))
 
     def _all_files(self) -> list[tuple[str, int]]:
-        """In order, and looked up once for each version: a run may ask for thousands of slices."""
+        """All files, in order; looked up once per version, because a run may ask for thousands of slices."""
         if self._files is None or self._files[0] != self.version:
             self._files = self.version, sorted(files_with_sizes(self._table).items())
         return self._files[1]
 
     def publish(self, publications: Sequence[Publication]) -> None:
-        """Replace these slices, rows and headers together, in one commit, if each is at the version before."""
-        # A slice without an earlier version, or with files of its own, has no rows in folded ones.
+        """Replace the rows and headers of these slices in one commit; refuse unless each is at the version before."""
+        # A slice without an earlier version, or with files of its own, has no rows in folded files.
         replaced = [p.header.slice for p in publications if p.header.version > 1]
         folded = [slice_named(self._pipeline, name) for name in replaced if not self._in_folder(name)]
         actions = self._taken_out(folded)
@@ -208,7 +208,7 @@ class FinalTable(FencedTable):
         self.transact(actions, json.dumps({"runs": runs, "versions": versions}, separators=(",", ":")))
 
     def _taken_out(self, slices: Iterable[Slice]) -> list[Action]:
-        """Write the folded files that hold rows of these slices again, without them."""
+        """Write the folded files with rows of these slices again, without those rows."""
         actions = list[Action]()
         for day, some in by_day(slices).items():
             for file in self._folded(day):
@@ -217,7 +217,7 @@ class FinalTable(FencedTable):
         return actions
 
     def _without(self, file: Stored, slices: Sequence[Slice]) -> list[Action]:
-        """Replace a folded file by one without the rows of these slices; nothing if it has none of them."""
+        """Replace a folded file by one without the rows of these slices; do nothing if it has no such rows."""
         rows = self._dataset([file.path])
         try:
             if not rows.count_rows(filter=within(slices)):
@@ -226,7 +226,7 @@ class FinalTable(FencedTable):
                 left = stage / file.path.rpartition("/")[0] / "rows.parquet"
                 placed = [self.place(left)] if write_without(rows, slices, left) else []
         except (OSError, pa.ArrowException) as error:
-            # What fails may as well be the disk on which it is written.
+            # The error may also come from the write, so the rows are read once more to find out.
             if why := why_unreadable(rows):
                 names = [slice_.name for slice_ in slices]
                 raise UnreadableRowsError(names, self._pipeline.final_table, f"{file.path}: {why}") from error
@@ -234,7 +234,7 @@ class FinalTable(FencedTable):
         return [self.removal(file.path, file.size), *placed]
 
     def _place_whole(self, publication: Publication) -> list[Action]:
-        """All that was staged and judged, or nothing: a run that died before may have left less."""
+        """Place the staged files if they have as many rows as the audit saw; else refuse, as after a killed run."""
         header = publication.header
         rows = sum(footer(file).num_rows for file in publication.files)
         if rows != header.rows:
@@ -245,7 +245,7 @@ class FinalTable(FencedTable):
         return [self.place(file, keep=True) for file in publication.files]
 
     def require_version(self, now: Header | None, planned: Header) -> None:
-        """Refuse a slice that is not at the version that was planned to be replaced."""
+        """Refuse a slice that is not at the version that the run planned to replace."""
         at = now.version if now else 0
         if at != planned.version - 1:
             by = f" by run {now.run}" if now else ""
@@ -256,15 +256,15 @@ class FinalTable(FencedTable):
             )
 
     def tend(self, check: Callable[[], None], now_ms: int) -> None:
-        """Fold the files of slices that are over for long; now and then delete files that nobody can roll back to.
+        """Fold files of slices that ended long ago, and now and then delete files that no roll-back can use.
 
-        ``check`` is called before each commit, and raises if another has taken over.
+        ``check`` is called before each commit. It must raise if another process has taken over the lease.
         """
         self.fold(check, now_ms)
         self.delete_now_and_then(_DELETE_EVERY_SECONDS)
 
     def fold(self, check: Callable[[], None], now_ms: int, seconds: float = _FOLD_SECONDS) -> None:
-        """Fold what is due, for about so long; the rest is left to the next turn."""
+        """Fold the files that are due, for about ``seconds``; the rest waits for the next turn."""
         began = time.monotonic()
         failed = failed_lately(self.path)
         wanted = (each for each in due(self._all_stored(), self._pipeline, now_ms) if each.files[0].path not in failed)
@@ -276,13 +276,13 @@ class FinalTable(FencedTable):
                 remember_failed(self.path, each)
 
     def _fold(self, fold: Fold, check: Callable[[], None]) -> bool:
-        """One commit that changes no row; False if the files cannot be folded."""
+        """Fold in one commit that changes no row; return False if the files cannot be folded."""
         began, actions = time.monotonic(), list[Action]()
         with self.staged() as stage:
             try:
                 files, rows = write_folded(self._dataset(file.path for file in fold.files), fold.day, stage)
             except (OSError, pa.ArrowException) as error:
-                # What is published is published: a file that cannot be read must not stop the next slices.
+                # The rows stay published. One unreadable file must not stop the next slices.
                 log.error("files of %s of %s stay as they are: %s", self.path.name, fold.day, error)
                 return False
             if rows != fold.rows:
@@ -314,9 +314,9 @@ class FinalTable(FencedTable):
         return file
 
     def published_at(self, slice_: str, version: int) -> int | None:
-        """The newest version of the table that has this version of a slice, as far back as the log goes.
+        """Return the newest version of the table with this version of a slice; None if the log has no trace of it.
 
-        The newest, since its files are kept longest: those of the publish may have been folded long ago.
+        The files of the newest version are kept longest: those of the publish may have been folded long ago.
         """
         newest: int | None = None
         for number, words in self.words():
@@ -325,12 +325,12 @@ class FinalTable(FencedTable):
                 return self.version if newest is None else newest
             if brought > version:
                 newest = number - 1
-        # The commit that brought it is out of the log: it was there until it was replaced.
+        # The log no longer has the commit that brought it, but the slice was there until it was replaced.
         return newest
 
 
 def files_of_headers(table: DeltaTable) -> dict[str, tuple[int, int]]:
-    """The days with final slices: how many headers the file of each has, and when it was placed."""
+    """Return, for each day with final slices, the number of headers in its file, and when the file was placed."""
     actions = pa.table(table.get_add_actions(flatten=True))
     if not actions.num_rows:
         return {}

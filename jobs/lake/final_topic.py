@@ -1,4 +1,4 @@
-"""Final rows -> the messages of `<output>.final`, as the live job writes those of `<output>`."""
+"""Final rows as messages of `<output>.final`, in the same format as the live job's messages of `<output>`."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -20,14 +20,14 @@ Message = tuple[bytes, bytes | None]
 
 _BATCH_ROWS = 20_000
 _SEND_SECONDS = 120.0
-# As Spark's JSON writer escapes; Python's own would write the hex digits small.
+# Escapes as Spark's JSON writer makes them. Python's own would have lower-case hex digits.
 _ESCAPES = {code: f"\\u{code:04X}" for code in range(32)} | {
     ord(char): f"\\{sign}" for char, sign in zip('"\\\b\t\n\f\r', '"\\btnfr', strict=True)
 }
 
 
 def messages(pipeline: Pipeline, header: Header, rows: pa.Table) -> Iterator[Message]:
-    """Key and value of each final row: the key is the array of window_start and keys."""
+    """Yield key and value of each final row. The key is the array of window_start and keys."""
     names = columns_of(pipeline).names
     tail = f'"finality":"final","version":{header.version},"as_of":{_json(_time(header.as_of_ms))}}}'.encode()
     for batch in rows.select(names).to_batches(_BATCH_ROWS):
@@ -37,7 +37,7 @@ def messages(pipeline: Pipeline, header: Header, rows: pa.Table) -> Iterator[Mes
 
 
 def tombstones(pipeline: Pipeline, old: pa.Table, new: pa.Table) -> Iterator[Message]:
-    """Of windows that the new version does not have any more: in a compacted topic they would stay."""
+    """Yield a message without value for each window that the new version lacks: a compacted topic would keep it."""
     names = window_columns(pipeline)
     kept = {tuple(row.values()) for row in new.select(names).to_pylist()}
     for row in old.select(names).to_pylist():
@@ -46,12 +46,12 @@ def tombstones(pipeline: Pipeline, old: pa.Table, new: pa.Table) -> Iterator[Mes
 
 
 def window_columns(pipeline: Pipeline) -> list[str]:
-    """What says which window a message is about."""
+    """Return the columns that identify the window of a message."""
     return ["window_start", *pipeline.keys]
 
 
 def send(kafka: KafkaSettings, topic: str, wanted: Iterable[Message]) -> int:
-    """Send, and return how many when the broker has them all."""
+    """Send messages, wait until the broker has all of them, and return their number."""
     producer = KafkaProducer(**client_options(kafka), linger_ms=5, batch_size=256 * 1024)
     failed: list[BaseException] = []
     count = 0

@@ -1,6 +1,6 @@
 """Folding final rows: the rows of many slices of a day in one file, so that a year of slices is a few thousand files.
 
-Headers are not touched. What the table's log says of its files is enough to know what is due.
+Headers are not touched. The statistics in the table's log are enough to decide which files are due.
 """
 
 import hashlib
@@ -33,22 +33,23 @@ from jobs.storage.folders import Folder, write_whole
 from jobs.storage.parquet import arrow_place
 
 _TIME = pa.timestamp("us", tz="UTC")
-# What a final row says beside its window and the pipeline's own columns.
+# The columns of a final row beside its window and the pipeline's own columns.
 _SIGNATURE = ("version", "as_of", "run", "fingerprint")
-# Most slices that are published again are so within minutes.
+# If a slice is published again, this is mostly within minutes. So the slices of an hour rest this long before a fold.
 HOUR_REST_MS = 2 * HOUR_MS
-# Of the files that go into one.
+# The limits of the files that are folded into one.
 _MOST_BYTES = 128 * 1024 * 1024
 _MOST_FILES = 1500
-# In the table's folder: the first file of each fold that failed, and when. Most of a day's files would be read again.
+# In the table's folder: the first file of each failed fold, and when it failed. A retry reads most of a day's files
+# again, so it has to wait.
 _FAILED = "_not_folded.json"
 _TRY_AGAIN_SECONDS = 24 * HOUR_MS // 1000
-# A reader of one slice reads a group or two.
+# A reader of one slice then reads only a group or two.
 _GROUP_ROWS = 32_768
 
 
 class Stored(NamedTuple):
-    """A file of final rows by the log: its first and last window in microseconds since 1970, none if not known."""
+    """A file of final rows by the log; first and last window in microseconds since 1970, None if unknown."""
 
     path: str
     size: int
@@ -57,13 +58,13 @@ class Stored(NamedTuple):
     last: int | None
 
     def may_touch(self, slice_: Slice) -> bool:
-        """Whether there may be windows of a slice in it."""
+        """Whether the file may have windows of a slice."""
         if self.first is None or self.last is None:
             return True
         return self.first < slice_.end_ms * 1000 and self.last >= slice_.start_ms * 1000
 
     def lies_in(self, slice_: Slice) -> bool:
-        """Whether all its windows begin in a slice, as far as is known."""
+        """Whether all its windows are known to begin in a slice."""
         if self.first is None or self.last is None:
             return self.rows == 0
         return slice_.start_ms * 1000 <= self.first and self.last < slice_.end_ms * 1000
@@ -71,24 +72,24 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """Files of a day whose rows go into one, in the order of their windows."""
+    """Files of a day to be folded into one, in the order of their windows."""
 
     day: str
     files: tuple[Stored, ...]
 
     @property
     def rows(self) -> int:
-        """How many there are by the log."""
+        """The number of rows by the log."""
         return sum(file.rows or 0 for file in self.files)
 
 
 def stored(table: DeltaTable) -> list[Stored]:
-    """The files of final rows, in order."""
+    """Return the files of final rows, in order."""
     actions = pa.table(table.get_add_actions(flatten=True))
     if not actions.num_rows:
         return []
     first, last = (pc.cast(actions[f"{bound}.window_start"], _TIME).cast(pa.int64()) for bound in ("min", "max"))
-    # A window that is null lies in no slice.
+    # A null window_start lies in no slice, so the bounds of such a file count as unknown.
     known = pc.equal(actions["null_count.window_start"], 0)
     columns = [actions["path"], actions["size_bytes"], actions["num_records"]]
     columns += [pc.if_else(known, bound, None) for bound in (first, last)]
@@ -97,14 +98,14 @@ def stored(table: DeltaTable) -> list[Stored]:
 
 
 def of_day(files: Sequence[Stored], day: str) -> list[Stored]:
-    """The folded files of a day, of files in order."""
+    """Return the folded files of a day; ``files`` must be in order."""
     folder = f"slice={ROWS_SLICE}{day}"
     first = bisect_left(files, folder, key=attrgetter("path"))
     return list(takewhile(lambda file: file.path.startswith(folder), islice(files, first, None)))
 
 
 def by_day(slices: Iterable[Slice]) -> Mapping[str, list[Slice]]:
-    """Slices by the day on which they begin."""
+    """Group slices by the day on which they begin."""
     found = defaultdict[str, list[Slice]](list)
     for slice_ in slices:
         found[slice_.name[:8]].append(slice_)
@@ -112,23 +113,23 @@ def by_day(slices: Iterable[Slice]) -> Mapping[str, list[Slice]]:
 
 
 def folder_of(day: str, names: Sequence[str]) -> str:
-    """Where rows of a day with these columns are folded: what has other columns is never mixed with them."""
+    """Return the folder for a day's folded rows with these columns. Rows with other columns get another folder."""
     digest = hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()[:8]
     return f"slice={ROWS_SLICE}{day}-{digest}"
 
 
 def within(slices: Iterable[Slice]) -> ds.Expression:
-    """The windows that belong to these slices."""
+    """Return the filter for windows that belong to these slices."""
     runs = [(run[0].start, run[-1].end) for run in runs_of(slices)]
     start = ds.field("window_start")
     return reduce(or_, ((start >= pa.scalar(a, _TIME)) & (start < pa.scalar(b, _TIME)) for a, b in runs))
 
 
-# -- What is due --
+# -- Due folds --
 
 
 def due(files: Iterable[Stored], pipeline: Pipeline, now_ms: int) -> Iterator[Fold]:
-    """What is to be folded now, the newest days first. No file is in two folds."""
+    """Yield the folds that are due, the newest days first. No file is in two folds."""
     days = defaultdict[str, list[Stored]](list)
     for file in files:
         days[value_of(file.path).removeprefix(ROWS_SLICE)[:8]].append(file)
@@ -142,7 +143,7 @@ def due(files: Iterable[Stored], pipeline: Pipeline, now_ms: int) -> Iterator[Fo
 
 
 def _slices(files: Iterable[Stored], pipeline: Pipeline) -> dict[Slice, list[Stored]]:
-    """The slices that have files of their own which can be folded: small ones, with no window of another slice."""
+    """The slices with own files that can be folded: small files, with no window of another slice."""
     found = defaultdict[str, list[Stored]](list)
     for file in files:
         if not (name := value_of(file.path)).startswith(ROWS_SLICE):
@@ -173,7 +174,7 @@ def _hours(day: str, slices: dict[Slice, list[Stored]], now_ms: int) -> Iterator
 
 
 def _whole_day(day: str, slices: list[list[Stored]], folded: Sequence[Stored]) -> Iterator[Fold]:
-    """All slices, and of the folded files with the same columns those of similar size."""
+    """Fold all slices of a day, and folded files of similar size with the same columns."""
     if folded or sum(map(len, slices)) > 1:
         yield from (Fold(day=day, files=tuple(few)) for few in _packs(slices))
     by_columns = defaultdict[str, list[Stored]](list)
@@ -188,7 +189,7 @@ def _whole_day(day: str, slices: list[list[Stored]], folded: Sequence[Stored]) -
 
 
 def _packs(units: Iterable[list[Stored]]) -> Iterator[list[Stored]]:
-    """As many in their order as go into one file; files of a slice stay together."""
+    """Yield packs of files in order, each as large as one file may be. Files of a slice stay together."""
     found = list[Stored]()
     for unit in units:
         together = [*found, *unit]
@@ -205,18 +206,18 @@ def _first(file: Stored) -> int:
 
 
 def failed_lately(path: Folder) -> dict[str, float]:
-    """The first file of each fold of a table that failed within a day, and when, whichever process tried it."""
+    """Return the first file of each fold that failed within a day, in any process, and when it failed."""
     now = time.time()
     try:
         said = {str(file): float(at) for file, at in json.loads((path / _FAILED).read_text()).items()}
     except (FileNotFoundError, ValueError, AttributeError, TypeError):
         return {}
-    # A time that lies ahead is from a clock that was wrong.
+    # A time in the future came from a wrong clock.
     return {file: at for file, at in said.items() if 0 <= now - at < _TRY_AGAIN_SECONDS}
 
 
 def remember_failed(path: Folder, fold: Fold) -> None:
-    """Leave a fold alone for a day, so that others have their turn."""
+    """Record a failed fold, so that it is not tried for a day and others get their turn."""
     failed = failed_lately(path) | {fold.files[0].path: time.time()}
     write_whole(path / _FAILED, json.dumps(failed).encode())
 
@@ -225,11 +226,11 @@ def remember_failed(path: Folder, fold: Fold) -> None:
 
 
 def write_folded(rows: ds.FileSystemDataset, day: str, stage: Folder) -> tuple[list[Folder], int]:
-    """Write the rows of files, in their order, into one file for each set of columns; these, and how many rows."""
+    """Write the rows of files, in order, into one file per set of columns; return these files and the row count."""
     groups = defaultdict[tuple[str, ...], list[ds.Fragment]](list)
     fragments = list(rows.get_fragments())
     for fragment, schema in zip(fragments, for_each(stage, attrgetter("physical_schema"), fragments), strict=True):
-        # A staged file has a column more than the table.
+        # A staged file has one column more than the table.
         known = (name for name in schema.names if name in rows.schema.names)
         groups[tuple(name for name in known if name not in _SIGNATURE)].append(fragment)
     files, total = list[Folder](), 0
@@ -243,7 +244,7 @@ def write_folded(rows: ds.FileSystemDataset, day: str, stage: Folder) -> tuple[l
 
 
 def why_unreadable(rows: ds.FileSystemDataset) -> str | None:
-    """Why rows cannot be read; none if they can. It reads all of them."""
+    """Read all rows; return why they cannot be read, or None if they can."""
     try:
         for _ in rows.to_batches():
             pass
@@ -253,14 +254,14 @@ def why_unreadable(rows: ds.FileSystemDataset) -> str | None:
 
 
 def write_without(rows: ds.FileSystemDataset, slices: Iterable[Slice], file: Folder) -> int:
-    """Write the rows of a folded file without those of some slices; how many are left."""
+    """Write the rows of a folded file without those of some slices; return how many are left."""
     (fragment,) = rows.get_fragments()
     names = [name for name in fragment.physical_schema.names if name not in _SIGNATURE]
     return write_rows(rows, names, file, ~within(slices))
 
 
 def write_rows(rows: ds.Dataset, names: Sequence[str], file: Folder, only: ds.Expression | None = None) -> int:
-    """Write rows with these columns and their signature, a few at a time; how many there are."""
+    """Write rows with these columns and those of `_SIGNATURE`, a few at a time; return how many there are."""
     columns = [*names, *_SIGNATURE]
     schema = pa.schema([rows.schema.field(name) for name in columns])
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -268,7 +269,7 @@ def write_rows(rows: ds.Dataset, names: Sequence[str], file: Folder, only: ds.Ex
     count = 0
     with pq.ParquetWriter(name, schema, filesystem=files) as writer:
         for few in _groups(rows.scanner(columns=columns, filter=only).to_batches()):
-            # A batch that is a little larger makes no tiny group.
+            # Twice the size, so that a slightly larger batch does not leave a tiny group.
             writer.write_table(few, row_group_size=2 * _GROUP_ROWS)
             count += few.num_rows
     return count

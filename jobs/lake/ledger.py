@@ -1,4 +1,4 @@
-"""`ledger/<pipeline>`: the history of each slice's states, append-only."""
+"""`ledger/<pipeline>`: the history of each slice's states. Lines are added and never changed."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -24,7 +24,7 @@ from jobs.storage.json_line import JsonLine
 from jobs.storage.parquet import write
 
 _MERGE_EVERY_COMMITS = 50
-# Days of which old lines are removed at a time: a plan waits meanwhile.
+# Old lines are removed from so many days at a time, because a plan waits meanwhile.
 _DAYS_A_TURN = 3
 _PROPERTIES = {
     "delta.checkpointInterval": "50",
@@ -52,14 +52,14 @@ SCHEMA = pa.schema(
         pa.field("checksum", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("docs", pa.string()),
-        # Which of two lines came later: the version of the table that brought it.
+        # The version of the table that brought the line: it shows which of two lines came later.
         pa.field("commit", pa.int64()),
         pa.field("day", pa.string()),
     ]
 )
 
 
-# All columns of a file; that of its day is the name of its folder.
+# All columns of a file. The day is not among them: it is the name of the file's folder.
 _WRITTEN = [name for name in SCHEMA.names if name != "day"]
 _DERIVED = ("slice_start", "slice_end", "day")
 _READ = [name for name in SCHEMA.names if name not in _DERIVED]
@@ -67,19 +67,19 @@ _READ = [name for name in SCHEMA.names if name not in _DERIVED]
 
 @dataclass(frozen=True, kw_only=True)
 class Counted(JsonLine):
-    """How far late events were counted: those before these offsets, and those that arrived up to a moment."""
+    """How far late events were counted: up to the offsets ``ends``, and up to the arrival time ``at_ms``."""
 
     topic_id: str
     ends: Mapping[int, int]
-    # Nothing older is of this topic, but of one that was there before: offsets say nothing of it.
+    # Records that arrived up to then are of an earlier topic of this name: the offsets do not apply to them.
     since_ms: int = 0
     at_ms: int = 0
-    # Old slices for which late events were counted, and about which no plan has decided yet.
+    # Old slices with counted late events, before a plan has decided about them.
     undecided: tuple[str, ...] = ()
 
 
 class Ledger(FencedTable):
-    """The ledger of a pipeline. Who writes holds the lease of the pipeline's recompute."""
+    """The ledger of a pipeline. A writer must hold the lease of the pipeline's recompute."""
 
     def __init__(self, pipeline: Pipeline, path: Folder, table: DeltaTable) -> None:
         """Use `open` or `read`."""
@@ -88,7 +88,7 @@ class Ledger(FencedTable):
 
     @classmethod
     def open(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """To write; it is made if need be, and gets the columns that an older version did not write."""
+        """Open the ledger to write. Create it if it is missing, and add columns that an older version did not have."""
         path = lake_root / pipeline.ledger_table
         table = opened(path, SCHEMA, "day", _PROPERTIES)
         adapt(table, SCHEMA, path)
@@ -96,7 +96,7 @@ class Ledger(FencedTable):
 
     @classmethod
     def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
-        """To read; none if no plan was ever made."""
+        """Open the ledger to read; return None if there was never a plan."""
         path = lake_root / pipeline.ledger_table
         try:
             return cls(pipeline, path, DeltaTable(str(path)))
@@ -104,30 +104,30 @@ class Ledger(FencedTable):
             return None
 
     def counted(self) -> Counted | None:
-        """How far late events were counted when it was written last; none before the first count."""
-        # Each line's commit hands it on; making the table says nothing.
+        """Return how far late events were counted at the last write; None before the first count."""
+        # Each commit of lines repeats it. The commit that created the table does not have it.
         counted = next((words["counted"] for _, words in self.words() if "counted" in words), None)
         return Counted.from_json(counted) if counted else None
 
     def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
-        """The newest line of each slice, or of these."""
+        """Return the newest line of each slice, or only of the given slices."""
         if slices is None:
             return _entries(self._newest())
         rows = self._newest({slice_[:8] for slice_ in slices})
         return _entries(rows.filter(pc.is_in(rows.column("slice"), pa.array(slices, pa.string()))))
 
     def days(self) -> list[str]:
-        """The days of whose slices there is a line, in order."""
+        """Return the days with slices that have a line, in order."""
         return sorted({value_of(file) for file in files_with_sizes(self._table)})
 
     def newest_of(self, days: Collection[str]) -> dict[str, Entry]:
-        """The newest line of each slice that begins on one of these days."""
+        """Return the newest line of each slice that begins on one of these days."""
         return _entries(self._newest(days))
 
     def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
-        """The newest line of each slice that begins on one of these days, but of those that are settled the name alone.
+        """Return the newest lines of slices of these days that are not settled, and the names of settled slices.
 
-        Settled: called final at the version that is given for it, and nothing came late.
+        A slice is settled if its newest line is final, with its version in ``versions`` and without late events.
         """
         rows = self._newest(days)
         at = pc.index_in(rows.column("slice"), pa.array(versions, pa.string()))
@@ -144,20 +144,20 @@ class Ledger(FencedTable):
         return rows.take(_last_of_each(rows))
 
     def history(self, slice_: str) -> list[Entry]:
-        """All lines of a slice, in order."""
+        """Return all lines of a slice, in order."""
         files = [file for file in files_with_sizes(self._table) if value_of(file) == slice_[:8]]
         rows = self._rows(files).to_pylist()
         return [_entry(row) for row in rows if row["slice"] == slice_]
 
     def _rows(self, files: Iterable[str]) -> pa.Table:
-        """Lines in the order in which they came; columns that an older version did not write are null."""
+        """Lines in the order of their commits. Columns that an older version did not write are null."""
         rows = dataset(self._table, self.path, files, SCHEMA).to_table(_READ)
         return rows.sort_by([("commit", "ascending")])
 
     def append(self, entries: Iterable[Entry], *, counted: Counted | None = None) -> None:
-        """One commit; one line for each slice at most, so that its order is that of the commits.
+        """Add lines in one commit, at most one per slice, so that the commits give the order of a slice's lines.
 
-        ``counted``: how far late events were counted for these lines, if they were.
+        ``counted``: how far late events were counted for these lines. Without it the last such count is repeated.
         """
         by_day: dict[str, list[Entry]] = {}
         for entry in entries:
@@ -175,9 +175,9 @@ class Ledger(FencedTable):
             self.delete_now_and_then()
 
     def _remove_old_lines(self, words: str) -> None:
-        """Remove what is older than `LEDGER_KEPT_DAYS`, but of each slice never the newest line, in a few days a turn.
+        """Remove lines older than `LEDGER_KEPT_DAYS`, except each slice's newest line; a few days per turn.
 
-        By the newest line a plan knows what became of a slice, however long ago that was.
+        A plan reads the state of a slice from its newest line, even of very old slices.
         """
         actions = list[Action]()
         with self.staged() as stage:
@@ -195,9 +195,9 @@ class Ledger(FencedTable):
             self.transact(actions, words)
 
     def _days_with_old_lines(self) -> dict[str, tuple[dict[str, int], pa.Scalar]]:
-        """The files of days that have old lines, and more lines than slices; those with most lines come first.
+        """The files of days that have old lines and more lines than slices; the days with most lines come first.
 
-        The age is that of the newest line: its time is the broker's.
+        A line's age is measured from the time of the newest line. Plans stamp their lines by the broker's clock.
         """
         actions = pa.table(self._table.get_add_actions(flatten=True))
         if not {"min.as_of", "max.as_of"} <= set(actions.column_names):
@@ -237,7 +237,7 @@ class Ledger(FencedTable):
 
 
 def _last_of_each(rows: pa.Table) -> pa.Array:
-    """Where the last row of each slice is."""
+    """The index of the last row of each slice."""
     last = {slice_: at for at, slice_ in enumerate(rows.column("slice").to_pylist())}
     return pa.array(last.values(), pa.int64())
 
@@ -249,7 +249,7 @@ def _entries(rows: pa.Table) -> dict[str, Entry]:
 def _entry(row: dict[str, Any]) -> Entry:
     as_of, boundary, offsets = row.pop("as_of"), row.pop("boundary"), row.pop("offsets")
     del row["commit"]
-    # Without late events none has come in time, whoever has written the line.
+    # A line of an older version has no in_time. Without late events it is 0.
     in_time = row["in_time"] if row["late"] else 0
     return Entry(
         **{**row, "state": State(row["state"]), "in_time": in_time},
@@ -259,7 +259,7 @@ def _entry(row: dict[str, Any]) -> Entry:
     )
 
 
-# Slices of one plan have the same.
+# Slices of one plan have the same boundary and offsets, so these are cached.
 @lru_cache(maxsize=1024)
 def _boundary(text: str) -> Boundary:
     return Boundary.from_json(text)

@@ -1,4 +1,4 @@
-"""What is published together, and why it cannot be."""
+"""A slice to be published, and the errors that prevent its publish."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from jobs.storage.folders import Folder
 
 
 class PublishedMeanwhileError(Refusal):
-    """A slice is not at the version that was planned any more: another run was faster."""
+    """A slice is no longer at the planned version, because another run has published it meanwhile."""
 
 
 class UnreadableRowsError(Refusal):
-    """The rows that slices have until now cannot be read, so nobody can replace them."""
+    """The present rows of slices cannot be read, so they cannot be replaced."""
 
     def __init__(self, slices: Iterable[str], table: str, why: str) -> None:
-        """``why``: what the reader says; it names the file."""
+        """Make a sentence per slice; ``why`` is the reader's error, which names the file."""
         self.sentences = {
             name: f"slice {name} stays as it is, since its rows of now cannot be read: restore the file in {table} "
             f"from a backup, and a later run does the slice; {why}"
@@ -27,7 +27,7 @@ class UnreadableRowsError(Refusal):
 
 @dataclass(frozen=True, kw_only=True)
 class Publication:
-    """A slice to be published: its header, and its staged files (none if it is empty)."""
+    """A slice to be published: its header, and its staged files. An empty slice has no files."""
 
     header: Header
     files: tuple[Folder, ...]

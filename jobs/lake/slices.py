@@ -1,4 +1,4 @@
-"""What a slice says of itself: its boundary, the header beside its final rows, and its lines in the ledger."""
+"""The records about a slice: its boundary, the header beside its final rows, and its lines in the ledger."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,12 +6,12 @@ from enum import StrEnum
 
 from jobs.storage.json_line import JsonLine
 
-# So begins the verdict of a slice that was rolled back: what it misses, somebody wants it to miss.
+# The verdict of a rolled-back slice begins so. Such a slice deliberately omits later events: they do not reopen it.
 ROLLED_BACK = "rolled back"
 
 
 class State(StrEnum):
-    """Where a slice stands."""
+    """The states of a slice."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -24,24 +24,24 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Boundary(JsonLine):
-    """End offsets of a topic, taken once when nothing more can come in time. All before them belongs to the slice."""
+    """End offsets of a topic, taken once when a slice is over. All records before them count for the slice."""
 
     topic_id: str
     ends: Mapping[int, int]
 
     def is_reached(self, landed: Mapping[int, int]) -> bool:
-        """Whether everything before it has been landed."""
+        """Whether all records before the boundary are landed."""
         return all(landed.get(partition, 0) >= end for partition, end in self.ends.items())
 
     def missing(self, landed: Mapping[int, int]) -> str:
-        """What is not landed yet, in words."""
+        """Return a text about the offsets that are not landed yet, per partition."""
         behind = {p: end - landed.get(p, 0) for p, end in self.ends.items() if landed.get(p, 0) < end}
         return ", ".join(f"partition {p}: {count:,} offsets" for p, count in behind.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header(JsonLine):
-    """What a final slice says of itself. ``offsets`` is how far the topic was landed in what was counted."""
+    """The header of a final slice. ``offsets``: how far the topic was landed in the version that was counted."""
 
     slice: str
     slice_seconds: int
@@ -61,7 +61,7 @@ class Header(JsonLine):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A line of the ledger: the state of a slice from a moment on, with all that is known of it then."""
+    """A line of the ledger: the state of a slice from a moment on, with the facts known at that moment."""
 
     slice: str
     state: State
@@ -74,9 +74,9 @@ class Entry:
     events_version: int | None = None
     rows: int | None = None
     events: int | None = None
-    # Events that came since it was computed, and are not in it.
+    # Events that came after the slice was computed, so they are not in it.
     late: int = 0
-    # Those of them that arrived before the slice was over. None: an older version of Tideline did not tell them apart.
+    # Late events that arrived before the slice was over. None: an older version of Tideline did not count them apart.
     in_time: int | None = 0
     checks: str | None = None
     checksum: str | None = None
@@ -85,14 +85,14 @@ class Entry:
 
 
 def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
-    """Whether a line is of the run that has computed or published this."""
+    """Whether a line comes from the run that computed or published this version."""
     return entry is not None and (entry.run, entry.version) == (computed.run, computed.version)
 
 
 def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
-    """Whether a run is at work on the next version, or another has made this one final.
+    """Whether a run works on the next version, or another run has already made this version final.
 
-    Below a line of this run nobody would find what the other leaves.
+    Then this run must not write a line: as the newest line it would hide the state that the other run left.
     """
     if entry is None:
         return False
@@ -101,9 +101,10 @@ def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
 
 
 def reconciled(header: Header, entry: Entry | None) -> Entry:
-    """What the ledger should say of a slice whose run died after its publish: the header wins.
+    """Return the line for a published slice, from its header: a run may be killed between publish and ledger.
 
-    The boundary is the slice's, whoever has written the newest line; checks and page are those of a run.
+    The boundary belongs to the slice, so any run's newest line gives it. The counts of late events, the checks and the
+    page of the audit belong to a run. So only a line of the same run gives them.
     """
     own = entry if is_of(header, entry) else None
     return Entry(
@@ -128,6 +129,6 @@ def reconciled(header: Header, entry: Entry | None) -> Entry:
 
 
 def with_late(entry: Entry, more: int, at_ms: int, *, in_time: int = 0) -> Entry:
-    """The same state with more late events, so many of them in time."""
+    """Return the same state with ``more`` late events; ``in_time`` of them arrived in time."""
     known = None if entry.in_time is None else entry.in_time + in_time
     return replace(entry, late=entry.late + more, in_time=known, at_ms=at_ms)

@@ -1,4 +1,4 @@
-"""The tables that streaming jobs append to: each commit says which offsets of which topic it took."""
+"""The tables that streaming jobs append to. The metadata of each commit has the offsets that it took per topic."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 COMPACT_EVERY_COMMITS = 60
 DELETE_EVERY_SECONDS = HOUR_SECONDS
-# The stages of a writer lie in a folder that is named by this and its epoch.
+# The stages of a writer lie in a folder that is named by this prefix and the writer's epoch.
 _EPOCH = "epoch-"
 # The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
 PRUNE = "prune"
@@ -46,22 +46,22 @@ _PROPERTIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """What a commit took from one topic: [start, end) per partition."""
+    """The offsets that a commit took from one topic: [start, end) per partition."""
 
     topic_id: str
     offsets: dict[int, tuple[int, int]]
 
     def to_json(self) -> str:
-        """The ranges alone: {"partition": [start, end]}."""
+        """Return only the ranges: {"partition": [start, end]}."""
         return json.dumps(self.offsets, separators=(",", ":"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note(JsonLine):
-    """What every commit says of itself, in the log entry itself (`userMetadata`).
+    """The metadata of a commit, kept in its log entry (`userMetadata`).
 
-    A reset has no batch: its ends are where the next checkpoint begins, its ranges are what will never be landed, and
-    its write identity is that of the checkpoint which it put aside.
+    The note of a reset has no batch. Its ranges are the offsets that will never be landed, and their ends are where
+    the next checkpoint begins. Its write identity is that of the checkpoint that the reset put aside.
     """
 
     job: str
@@ -71,37 +71,37 @@ class Note(JsonLine):
     cluster_id: str
     topics: dict[str, Ranges]
     fingerprint: str | None = None
-    # Of `events`: those that happened before this time were removed, since they were old. The table's writer sets it.
+    # For `events` only: events that happened before this time were removed as too old. The table's writer sets it.
     events_from_ms: int = 0
 
     @property
     def is_reset(self) -> bool:
-        """Whether it belongs to a reset, not to a micro-batch."""
+        """Whether the note belongs to a reset, not to a micro-batch."""
         return self.batch is None
 
     @property
     def transactions(self) -> list[Transaction]:
-        """What makes a batch happen once; a reset may happen again."""
+        """The transactions that let a batch be committed only once. A reset has none, so it may be repeated."""
         return [] if self.batch is None else [Transaction(self.write_id, self.batch)]
 
     @property
     def ends(self) -> Offsets:
-        """How far each topic is landed."""
+        """How far each topic is landed, per partition."""
         return {
             topic: {partition: end for partition, (_, end) in ranges.offsets.items()}
             for topic, ranges in self.topics.items()
         }
 
     def topic_id(self, topic: str) -> str | None:
-        """The id of a topic as it was read last; none if this says nothing of it."""
+        """Return the id of a topic as it was read last; None if the topic is not in the note."""
         ranges = self.topics.get(topic)
         return ranges.topic_id if ranges else None
 
 
 def last_note(path: Folder, *, mends: bool = False) -> Note | None:
-    """What the newest commit of a streaming job says; none for a table that is new or not there.
+    """Return the newest note of a streaming job's table; None for a table that is new or missing.
 
-    ``mends``: put aside what a power cut has torn of its log; only for the holder of the lease.
+    With ``mends`` log files that a power cut has torn are put aside. Only the holder of the lease may do this.
     """
     try:
         return note_at(path, (open_whole(path) if mends else DeltaTable(str(path))).version())
@@ -110,24 +110,24 @@ def last_note(path: Folder, *, mends: bool = False) -> Note | None:
 
 
 def note_at(path: Folder, version: int) -> Note | None:
-    """The newest note that a version of a table has: its log may have gone on since."""
+    """Return the newest note up to a version of a table, although the log may be at a later version by now."""
     notes = (words.get("userMetadata") for _, words in said(path, version))
     return next((Note.from_json(note) for note in notes if note), None)
 
 
 class TornStageError(Refusal):
-    """A stage does not hold what was written into it."""
+    """A stage does not have the files or rows that were written into it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a stage holds when all of it is written: its files, with what each says of itself."""
+    """The content of a fully written stage: its files, each with its parquet footer."""
 
     files: Mapping[Folder, pq.FileMetaData]
 
     @classmethod
     def of(cls, stage: Folder, rows: int | None = None) -> Self:
-        """Of a stage. ``rows``: how many its writer has counted, where there is such a count."""
+        """Read the files of a stage; refuse if they do not have as many rows as their writer counted (``rows``)."""
         staged_files = files_in(stage)
         files = dict(zip(staged_files, for_each(stage, footer, staged_files), strict=True))
         staged = sum(found.num_rows for found in files.values())
@@ -140,10 +140,11 @@ class Manifest:
 
 
 class TableWriter(FencedTable):
-    """The one writer of a stream's table, for as long as it holds the job's lease.
+    """The only writer of a stream's table, for as long as it holds the job's lease.
 
-    Its ``note`` is the newest of the version on which alone its next commit succeeds. Its stages bear the lease's
-    ``epoch``: a writer that was suspended and wakes up finds those of its successor, and removes older ones only.
+    Its next commit succeeds only on one version, and ``note`` is the newest note of that version. Its stages have the
+    lease's ``epoch`` in their path. A writer removes only stages of earlier epochs, so a writer that was suspended
+    does not remove those of its successor.
     """
 
     def __init__(self, path: Folder, table: DeltaTable, epoch: int) -> None:
@@ -151,13 +152,13 @@ class TableWriter(FencedTable):
         super().__init__(path, table)
         self.epoch = epoch
         self.note = note_at(path, self.version)
-        # For a table that is empty: the first commit brings its columns.
+        # True for an empty table with other columns: the first commit sets them.
         self._adapts = False
         self._remove_older_stages()
 
     @classmethod
     def open(cls, path: Folder, schema: pa.Schema | None, partition: str, *, epoch: int) -> Self:
-        """Open the table, or create it empty; without a schema as it is, with columns that are yet to come."""
+        """Open the table, or create it empty. Without a schema its columns stay; a new table gets them later."""
         first = pa.schema([(partition, pa.string())]) if schema is None else schema
         kept = _kept()
         table = opened(path, first, partition, _PROPERTIES | kept)
@@ -169,21 +170,21 @@ class TableWriter(FencedTable):
 
     @property
     def _stages(self) -> Folder:
-        """Where the files of this epoch wait for their commits."""
+        """The folder of files of this epoch that wait for their commits."""
         return self.staging / f"{_EPOCH}{self.epoch:010d}"
 
     def new_stage(self) -> Folder:
-        """A fresh folder for the files of one commit, to be written partitioned."""
+        """Return the path of a new folder for the files of one commit, to be written partitioned."""
         return self._stages / uuid.uuid4().hex
 
     def _remove_older_stages(self) -> None:
-        """What writers of earlier epochs have left. What bears no epoch is of an earlier version of this code."""
+        """Remove stages of earlier epochs. A stage without an epoch was left by an earlier version of Tideline."""
         for folder in self.staging.iterdir() if self.staging.is_dir() else ():
             if not folder.name.startswith(_EPOCH) or folder.name < self._stages.name:
                 remove(folder)
 
     def _take(self, schema: pa.Schema) -> None:
-        """Write these columns from now on: a table without rows adapts."""
+        """Write these columns from now on. A table without rows adapts; a table with other columns is refused."""
         wanted = Schema.from_arrow(schema)
         if not files_with_sizes(self._table):
             self._adapts = wanted != self._schema
@@ -200,16 +201,16 @@ class TableWriter(FencedTable):
             )
 
     def reset(self, note: Note, *, clear: bool) -> None:
-        """Say where the next checkpoint begins; ``clear`` takes every row out of the table in the same commit."""
+        """Commit where the next checkpoint begins. With ``clear`` the same commit takes all rows out of the table."""
         self._say([], note, mode="overwrite" if clear else "append")
 
     def has(self, write_id: str, batch: int) -> bool:
-        """Whether this batch is in the table already: Spark runs a batch again if it died before saying so."""
+        """Whether this batch is in the table already: Spark repeats a batch if it could not record its end."""
         done = self._table.transaction_version(write_id)
         return done is not None and done >= batch
 
     def commit(self, staged: Manifest, note: Note) -> list[Folder]:
-        """Move the staged files into the table, make them visible at once, and say where they are now."""
+        """Move the staged files into the table, make them visible at once, and return their new places."""
         try:
             added = for_each(self.path, lambda file: self.place(file, known=staged.files[file]), list(staged.files))
         except FileNotFoundError as error:
@@ -220,7 +221,7 @@ class TableWriter(FencedTable):
         return [self.path / action.path for action in added]
 
     def discard_stages(self) -> None:
-        """Remove this writer's stages, of which one is in use at a time. In a bucket no mark of their folder stays."""
+        """Remove this writer's stages; only one is in use at a time. In a bucket the folder's marker goes, too."""
         remove(self._stages)
 
     def _say(
@@ -230,13 +231,13 @@ class TableWriter(FencedTable):
         *transactions: Transaction,
         mode: Literal["append", "overwrite"] = "append",
     ) -> None:
-        # Readers learn from the version that they read what is not in it any more.
+        # Each note repeats it, so that readers of any version see which events were removed.
         note = replace(note, events_from_ms=self.note.events_from_ms if self.note else 0)
         self.transact(actions, note.to_json(), *transactions, mode=mode)
         self.note = note
 
     def prune(self, slices: Collection[str], batches_kept: timedelta | None = None) -> None:
-        """Remove the rows of these slices, and old rows about batches, in one commit."""
+        """Remove the rows of these slices, and old rows about micro-batches, in one commit."""
         if self.note is None:
             return
         files = {
@@ -256,7 +257,7 @@ class TableWriter(FencedTable):
         log.info("pruned %d files of %s", len(files), self.path.name)
 
     def remove_old_events(self, events: KeptEvents) -> None:
-        """Remove the oldest hours, in one commit that also says from when on events are there."""
+        """Remove the oldest hours in one commit. Its note also has the time before which no events are left."""
         if self.note is None:
             return
         old = old_hours(self._table, events.kept, events.needed_from_ms(), round(_now().timestamp() * 1000))
@@ -275,9 +276,9 @@ class TableWriter(FencedTable):
         batches_kept: timedelta | None = None,
         events: KeptEvents | None = None,
     ) -> None:
-        """Now and then: remove superseded slices, merge small files, delete what no reader can need.
+        """Now and then remove superseded slices, merge small files, and delete files that no reader needs.
 
-        Rows about batches are removed when they are older than ``batches_kept``, and old ``events`` if there are any.
+        Rows about micro-batches older than ``batches_kept`` are removed, too. With ``events`` so are old events.
         """
         version, note = self.version, self.note
         if note is None or version % COMPACT_EVERY_COMMITS:
@@ -287,15 +288,15 @@ class TableWriter(FencedTable):
             self.remove_old_events(events)
             note = self.note or note
         yesterday = _now() - timedelta(days=1)
-        # A file has rows of a day at most: one that is merged for ever could never be removed as a whole.
+        # Files with rows older than a day are not merged: a file that kept growing could never be removed as a whole.
         settled = {file.path for file in files_about_batches(self._table) if file.oldest < yesterday}
         self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0), without=settled)
-        # Several times within the time for which files are kept.
+        # Files are deleted several times within the time that they are kept.
         self.delete_now_and_then(min(DELETE_EVERY_SECONDS, (replaced_kept_minutes() or 360) * 60 / 6))
 
 
 def _kept() -> dict[str, str]:
-    """The properties that a setting gives to every table of a stream."""
+    """The properties that a setting gives to every table of a stream; none without the setting."""
     minutes = replaced_kept_minutes()
     return dict.fromkeys(_RETENTION, f"interval {minutes} minutes") if minutes else {}
 
@@ -305,7 +306,7 @@ def _now() -> datetime:
 
 
 def _types(schema: Schema) -> dict[str, Any]:
-    """The columns' types, in Delta's words; whether they may be null is left out."""
+    """The columns' types in Delta's names, without whether they may be null."""
     return {field["name"]: _bare(field["type"]) for field in json.loads(schema.to_json())["fields"]}
 
 

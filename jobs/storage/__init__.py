@@ -1,1 +1,1 @@
-"""A folder on a disk or in a bucket, and what lies in it: small documents, parquet files."""
+"""Folders on a disk or in a bucket, and their content: small documents and parquet files."""

@@ -1,6 +1,7 @@
-"""A file or folder in a bucket of an object store that speaks S3, with the methods of `pathlib` that the lake needs.
+"""A file or folder in a bucket of an S3 object store, with the methods of `pathlib` that the lake needs.
 
-Where the store is, and who asks, its clients take from the environment: `AWS_ENDPOINT_URL`, `AWS_REGION`, credentials.
+The clients read the address of the store and the keys from the environment: `AWS_ENDPOINT_URL`, `AWS_REGION`,
+credentials.
 """
 
 import os
@@ -21,7 +22,7 @@ _REASON_WORDS = 30
 
 
 class Written(NamedTuple):
-    """What is known of a file without reading it, by the names that `os.stat` gives them."""
+    """The size and time of a file, found without reading it; the names are those of `os.stat`."""
 
     st_size: int
     st_mtime: float
@@ -29,22 +30,22 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """A place in a bucket. There are no folders: one is there as long as something lies below its name."""
+    """A place in a bucket. Buckets have no folders: a folder exists as long as a file lies below its name."""
 
     bucket: str
     key: str = ""
 
     def __str__(self) -> str:
-        """By the name under which all clients know it."""
+        """Return its URL, which all clients understand."""
         return f"s3://{self.bucket}/{self.key}".rstrip("/")
 
     def __truediv__(self, name: str) -> Self:
-        """What lies below."""
+        """Return the place of this name below it."""
         return type(self)(self.bucket, f"{self.key}/{name}".strip("/"))
 
     @property
     def store(self) -> S3Store:
-        """What lies below, by the library that can create a file only where there is none."""
+        """The place as a store of `obstore`, the library that can create a file without overwriting one."""
         return _store(self.bucket, self.key or None)
 
     @property
@@ -54,11 +55,11 @@ class Bucket:
 
     @property
     def parent(self) -> Self:
-        """The folder in which it lies."""
+        """The folder above it."""
         return type(self)(self.bucket, self.key.rpartition("/")[0])
 
     def relative_to(self, folder: Self) -> PurePosixPath:
-        """How it is called below a folder."""
+        """Return its path relative to a folder."""
         return PurePosixPath(f"{self.bucket}/{self.key}").relative_to(f"{folder.bucket}/{folder.key}")
 
     def exists(self) -> bool:
@@ -79,7 +80,7 @@ class Bucket:
         return found.type is FileType.Directory
 
     def stat(self) -> Written:
-        """How large it is, and since when."""
+        """Return its size and when it was last written."""
         meta = _store(self.bucket).head(self.key)
         return Written(meta["size"], meta["last_modified"].timestamp())
 
@@ -93,7 +94,7 @@ class Bucket:
         return iter(self._listed(recursive=False))
 
     def glob(self, pattern: str) -> Iterator[Self]:
-        """The files in it of this name; a `*` may stand for folders, too."""
+        """The files that match a pattern of as many parts: `*/*.json` means files in folders directly below."""
         depth = pattern.count("/")
         for file in self.written():
             below = str(file.relative_to(self))
@@ -102,67 +103,67 @@ class Bucket:
                 yield file
 
     def rglob(self, pattern: str) -> Iterator[Self]:
-        """The files of this name in it and below it."""
+        """The files at any depth below it with a name that matches."""
         return (file for file in self.written() if fnmatchcase(file.name, pattern))
 
     def read_bytes(self) -> bytes:
-        """What is in it."""
+        """Return its content."""
         return _store(self.bucket).get(self.key).bytes().to_bytes()
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """What is in it."""
+        """Return its content as text."""
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, content: bytes) -> None:
-        """Write it, whatever was there; a reader sees a whole file or none."""
+        """Write the file, or overwrite it. A reader sees a whole file or none."""
         _store(self.bucket).put(self.key, content)
 
     def copy_to(self, target: Self) -> None:
-        """Within its bucket, and without reading it here."""
+        """Copy it within its bucket. The store copies, so the content does not pass through this process."""
         _store(self.bucket).copy(self.key, target.key)
 
     def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing: a folder comes with what is put into it."""
+        """Do nothing: in a bucket a folder exists as soon as a file lies in it."""
 
     def unlink(self, *, missing_ok: bool = False) -> None:
-        """Remove a file; a store does not say whether it was there."""
+        """Remove a file. A store does not report whether the file was there."""
         _store(self.bucket).delete(self.key)
 
     def delete_with(self, others: Iterable[Self]) -> None:
-        """Delete this file and others of its bucket, a thousand with one request."""
+        """Delete this file and others of its bucket, up to a thousand in one request."""
         _store(self.bucket).delete([self.key, *(other.key for other in others)])
 
     def remove(self) -> None:
-        """Remove all that lies below it, Hadoop's marks of folders included."""
+        """Remove everything below it, with Hadoop's markers of folders."""
         with suppress(FileNotFoundError):
             arrow_files().delete_dir(self._name)
 
     @property
     def _name(self) -> str:
-        """As Arrow calls it."""
+        """Its path for Arrow."""
         return f"{self.bucket}/{self.key}".rstrip("/")
 
     def _listed(self, *, recursive: bool) -> dict[Self, FileInfo]:
-        """By Arrow, which can tell a mark of Hadoop's from a file without content."""
+        """List by Arrow, which distinguishes Hadoop's markers of folders from empty files."""
         below = FileSelector(self._name, allow_not_found=True, recursive=recursive)
         found = sorted(arrow_files().get_file_info(below), key=lambda info: str(info.path))
         return {type(self)(self.bucket, info.path.partition("/")[2]): info for info in found}
 
 
 def reason_of(error: Exception) -> str | None:
-    """Why a store was of no use, in few words: it is not reached, refuses, has no such bucket. None: it is not that."""
-    # Arrow and delta-rs have no type of their own for it; what a disk says has a number.
+    """Return in few words why a store failed, such as "no such bucket"; None if the error is not from a store."""
+    # Arrow and delta-rs raise a plain OSError for it. Unlike the errors of a disk it has no errno.
     if not isinstance(error, BaseError | OSError) or getattr(error, "errno", None) is not None:
         return None
     text = str(error).partition("Debug source:")[0].strip()
     if said := re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", text):
         return f"{said[2]} ({said[1]})"
-    # What is closest to the cause comes last.
+    # The words closest to the cause come last.
     return " ".join(text.splitlines()[-1].split()[-_REASON_WORDS:]) if text else type(error).__name__
 
 
 def cannot_be_used(root: object, reason: str) -> str:
-    """A sentence about a lake whose store was of no use."""
+    """Return a message to the operator: the lake's store failed, for this reason."""
     return (
         f"the lake at {root} cannot be used: {reason}; is the bucket there, and are AWS_ENDPOINT_URL, AWS_REGION "
         "and the keys right? docs/clusters.md tells what is needed"
@@ -170,11 +171,11 @@ def cannot_be_used(root: object, reason: str) -> str:
 
 
 def arrow_files() -> S3FileSystem:
-    """What Arrow reads and writes buckets by."""
+    """Arrow's file system for buckets."""
     return _arrow_files(os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_REGION"))
 
 
-# Each of these has connections of its own.
+# Each file system has its own connections, so it is shared.
 @lru_cache(maxsize=4)
 def _arrow_files(endpoint: str | None, region: str | None) -> S3FileSystem:
     return S3FileSystem(endpoint_override=endpoint, region=region)

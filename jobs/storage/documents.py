@@ -18,37 +18,38 @@ from jobs.storage.folders import Folder, create_whole, make_folder, write_whole
 
 log = logging.getLogger(__name__)
 
-# Where copies of documents are kept that could not be read, below the folder of the documents.
+# The folder for copies of unreadable documents, below the folder of the documents.
 UNREADABLE = "_unreadable"
-# Called once with the file of a document that could not be read.
+# Is called once for each unreadable document, with its file.
 Report = Callable[[Path], None]
 _PROBE = "probe"
-# The folders of which this process knows that their store creates only where there is nothing.
+# The folders that passed `require_exclusive_create` in this process.
 _proven: set[str] = set()
 
 
 class Documents:
-    """The documents of one folder. A reader sees a whole one or none.
+    """The documents of one folder. A reader sees a whole document or none.
 
-    On a disk a document is durable before another process can see it, unless its writer says otherwise.
+    On a disk a document is durable before another process can see it, unless it is written with ``durable=False``.
     """
 
     def __init__(self, place: Path | ObjectStore, name: str = "", report: Report | None = None) -> None:
-        """A folder, or any store whose `put` can be told to create only; ``name``: what to call it to people."""
+        """Use a folder, or a store with a `put` that can create without overwriting; ``name`` is for messages."""
         self._place = place
         self._name = name
         self._report = report
 
     @classmethod
     def at(cls, folder: Folder, report: Report | None = None) -> Self:
-        """A folder; it is made if need be."""
+        """Return the documents of a folder, which the first write creates."""
         return cls(folder if isinstance(folder, Path) else folder.store, str(folder), report)
 
     def require_exclusive_create(self) -> None:
-        """Refuse a store that overwrites what it is told to create only. Each process asks once, by two requests.
+        """Refuse a store that overwrites a document when it is asked only to create one.
 
-        Leases rest on it, and so do the commits of delta-rs, which asks a store in the same way. The document stays:
-        of two creates of one name at least the second must fail, however many processes ask at the same time.
+        Leases and the commits of delta-rs rely on such a create. A process tests each folder once, by two creates of
+        one name: at least the second must fail. The document stays, so the test also holds when many processes make it
+        at the same time.
         """
         if self._name in _proven:
             return
@@ -62,21 +63,21 @@ class Documents:
             _proven.add(self._name)
 
     def create(self, name: str, document: dict[str, Any]) -> bool:
-        """Write a document that is not there yet; False if it is. Of several writers one creates it."""
+        """Create a document; return False if it exists already. Of several writers exactly one gets True."""
         content = json.dumps(document).encode()
         if isinstance(self._place, Path):
             return create_whole(self._made(self._place) / name, content)
         try:
             self._place.put(name, content, mode="create")
         except AlreadyExistsError:
-            # A client asks a store again when the answer is lost: what is there may be our own.
+            # A client sends a request again when the answer is lost, so the document there may be our own.
             with suppress(FileNotFoundError):
                 return isinstance(self._place, S3Store) and self._place.get(name).bytes().to_bytes() == content
             return False
         return True
 
     def replace(self, name: str, document: dict[str, Any], *, durable: bool = True) -> None:
-        """Write a document, whatever was there. One that is not ``durable`` may be gone after a power cut."""
+        """Write a document, or overwrite it. A power cut may lose a document that is not ``durable``."""
         content = json.dumps(document).encode()
         if isinstance(self._place, Path):
             write_whole(self._made(self._place) / name, content, durable=durable)
@@ -84,7 +85,7 @@ class Documents:
             self._place.put(name, content)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A document; none if it is not there. One that cannot be read is given up: a copy of it is kept."""
+        """Return a document; None if it is missing or unreadable. On a disk an unreadable one is copied first."""
         try:
             content = self._content(name)
         except FileNotFoundError:
@@ -136,7 +137,7 @@ class Documents:
 
 
 def keep_copy(file: Path, report: Report | None) -> None:
-    """Keep a copy of a file that cannot be read, and tell of it once. A power cut leaves such files."""
+    """Keep a copy of a file that cannot be read, and report it once. A power cut leaves such files."""
     with suppress(OSError):
         content = file.read_bytes()
         copy = file.parent / UNREADABLE / f"{file.name}-{crc32(content):08x}"
@@ -150,5 +151,5 @@ def keep_copy(file: Path, report: Report | None) -> None:
 
 
 def _is_document(name: str) -> bool:
-    """A name with a dot in front, or with a number sign, is what a killed writer has left."""
+    """Whether a file is a document: killed writers leave names that begin with a dot or have a `#`."""
     return not name.startswith((".", "_")) and "#" not in name

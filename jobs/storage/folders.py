@@ -1,6 +1,6 @@
-"""A folder of the lake, on a disk or in a bucket of an object store: what both cannot be told in the same words.
+"""A folder of the lake, on a disk or in a bucket of an object store: the operations that differ between the two.
 
-All else they can: whoever has a folder looks, reads and writes by the methods of `pathlib`, which both kinds have.
+For everything else callers use the methods of `pathlib`, which both kinds have.
 """
 
 import errno
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     Folder: TypeAlias = Path | Bucket
 else:
-    # The other kind is loaded where the lake is of that kind.
+    # `Bucket` is imported only if the lake is in a bucket.
     Folder = Path
 
 
 def folder_at(root: str) -> Folder:
-    """What a setting names: a path, `file://path`, or `s3a://bucket/path`, of which `s3://` is another name."""
+    """Return the folder that a setting names: a path, `file://path`, `s3a://bucket/path` or `s3://bucket/path`."""
     if in_bucket := re.fullmatch(r"s3a?://([^/]+(?:/.*?)?)/*", root):
         from jobs.storage.bucket import Bucket
 
@@ -38,9 +38,10 @@ def folder_at(root: str) -> Folder:
 
 
 def place(file: Folder, target: Folder, *, keep: bool = False) -> None:
-    """Put a whole file where it is to stay; ``keep``: it stays where it is, too. In a bucket it always does.
+    """Move a whole file to its final place. With ``keep`` the original stays, too; in a bucket it always stays.
 
-    Its time of change becomes now: a deletion must know when a file was placed, not when it was staged.
+    The file's modification time becomes now, because a deletion compares when a file was placed, not when it was
+    staged.
     """
     if isinstance(file, Path):
         os.utime(file)
@@ -50,9 +51,9 @@ def place(file: Folder, target: Folder, *, keep: bool = False) -> None:
 
 
 def make_durable(*paths: Folder) -> None:
-    """Keep files, and the names in folders, through a power cut. A bucket keeps all that it has taken.
+    """Make files, and the names in folders, survive a power cut. A bucket does so by itself.
 
-    A file is durable when its content is, and the name in its folder, too.
+    A file is durable when both its content and its name in the folder are: pass the file and its folder.
     """
     for path in paths:
         if isinstance(path, Path):
@@ -60,7 +61,7 @@ def make_durable(*paths: Folder) -> None:
             try:
                 os.fsync(descriptor)
             except OSError as error:
-                # Some network file systems cannot be asked this of a folder: they keep names by themselves.
+                # Some network file systems refuse fsync on a folder: they keep names by themselves.
                 if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
                     raise
             finally:
@@ -68,7 +69,7 @@ def make_durable(*paths: Folder) -> None:
 
 
 def make_folder(folder: Folder) -> None:
-    """Make a folder and those above it, if need be; on a disk their names are durable."""
+    """Make a folder and the folders above it, if they are missing. On a disk their names are durable."""
     if not isinstance(folder, Path) or folder.is_dir():
         return
     make_folder(folder.parent)
@@ -78,9 +79,9 @@ def make_folder(folder: Folder) -> None:
 
 @contextmanager
 def whole(file: Folder, *, durable: bool = True) -> Iterator[Folder]:
-    """Where to write a file, or to write it anew, so that a reader sees all of it or what was there before."""
+    """Yield where to write a new or changed file, so that a reader sees all of it or the earlier content."""
     if not isinstance(file, Path):
-        # Nothing of a file is there before its end is written.
+        # A bucket shows a file only after its end is written.
         yield file
         return
     new = _beside(file)
@@ -96,7 +97,7 @@ def whole(file: Folder, *, durable: bool = True) -> Iterator[Folder]:
 
 
 def create_whole(file: Path, content: bytes) -> bool:
-    """Write a small file on a disk as a whole, unless it is there already; whether it was written now."""
+    """Write a small file on a disk as a whole; return False, and write nothing, if it exists already."""
     new = _beside(file)
     try:
         new.write_bytes(content)
@@ -111,7 +112,7 @@ def create_whole(file: Path, content: bytes) -> bool:
 
 
 def _beside(file: Path) -> Path:
-    """A name that listings pass over."""
+    """A temporary name beside the file, which listings ignore since it begins with a dot."""
     return file.with_name(f".{file.name}.{uuid.uuid4().hex}")
 
 
@@ -122,7 +123,7 @@ def write_whole(file: Folder, content: bytes, *, durable: bool = True) -> None:
 
 
 def remove(folder: Folder) -> None:
-    """Remove a folder with all that is in it, as far as that can be done now; nobody may rely on it."""
+    """Remove a folder with its content, as far as possible. Errors are ignored, so callers must not rely on it."""
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -131,7 +132,7 @@ def remove(folder: Folder) -> None:
 
 
 def delete_files(files: Collection[Folder]) -> None:
-    """Delete files of one lake; a file that is gone already is no error."""
+    """Delete files of one lake. A file that does not exist is no error."""
     in_bucket = []
     for file in files:
         if isinstance(file, Path):
@@ -143,7 +144,7 @@ def delete_files(files: Collection[Folder]) -> None:
 
 
 def move(folder: Folder, target: Folder) -> None:
-    """Move a folder: at once on a disk; in a bucket file by file, and nothing is gone before all of it is there."""
+    """Move a folder: at once on a disk. In a bucket all files are copied before the first one is removed."""
     if isinstance(folder, Path):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder.rename(str(target))
@@ -159,7 +160,7 @@ def written(folder: Folder) -> dict[Folder, float]:
         return {file: seen.st_mtime for file, seen in folder.written().items() if file.parent == folder}
     found: dict[Folder, float] = {}
     for file in folder.iterdir() if folder.is_dir() else ():
-        # Others may remove what lies here.
+        # Other processes may remove files here.
         with suppress(FileNotFoundError):
             if file.is_file():
                 found[file] = file.stat().st_mtime
@@ -167,14 +168,14 @@ def written(folder: Folder) -> dict[Folder, float]:
 
 
 def last_written(folder: Folder) -> float:
-    """When something was put into a folder last; of one in a bucket that is not there, at no time."""
+    """Return when a folder was last written to, in seconds since 1970; 0 for an empty place in a bucket."""
     if isinstance(folder, Path):
         return folder.stat().st_mtime
     return max((seen.st_mtime for seen in folder.written().values()), default=0.0)
 
 
 def _too(folder: Folder) -> "Bucket":
-    """Both lie in one lake, so what is in a bucket stays in it."""
+    """Return the target of a copy from a bucket: it lies in the same lake, so it is in the same bucket."""
     if isinstance(folder, Path):
         raise TypeError(f"{folder} is not in a bucket")
     return folder

@@ -14,5 +14,5 @@ class JsonLine:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json` back; `msgspec.ValidationError` if it is something else."""
+        """Read a line of `to_json` back; raise `msgspec.ValidationError` if a field is missing or of another type."""
         return msgspec.json.decode(text, type=cls)

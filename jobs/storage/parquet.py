@@ -1,4 +1,4 @@
-"""Parquet files of the lake, read and written by Arrow wherever they lie."""
+"""Parquet files of the lake, read and written by Arrow on a disk and in a bucket."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +11,9 @@ from jobs.storage.folders import Folder
 
 
 def arrow_place(folder: Folder) -> tuple[str, FileSystem]:
-    """A folder or a file as Arrow wants it named, and what it reaches it by."""
+    """Return the path of a folder or file for Arrow, and Arrow's file system for it."""
     if isinstance(folder, Path):
-        # Arrow's own file system: the one of the Delta library ends a process noisily.
+        # Arrow's own file system: with the Delta library's, a process prints messages when it ends.
         return str(folder), LocalFileSystem()
     from jobs.storage.bucket import arrow_files
 
@@ -26,19 +26,19 @@ def files_in(folder: Folder) -> list[Folder]:
 
 
 def write(table: pa.Table, file: Folder) -> None:
-    """Write a file, and the folder that it lies in."""
+    """Write a file, and make its folder if it is missing."""
     file.parent.mkdir(parents=True, exist_ok=True)
     name, files = arrow_place(file)
     pq.write_table(table, name, filesystem=files)
 
 
 def read(file: Folder, columns: Sequence[str] | None = None) -> pa.Table:
-    """What is in a file; the folders that it lies in add nothing to it."""
+    """Return the rows of a file. Names of folders such as `day=1` add no columns."""
     name, files = arrow_place(file)
     return pq.read_table(name, columns=None if columns is None else list(columns), filesystem=files, partitioning=None)
 
 
 def footer(file: Folder) -> pq.FileMetaData:
-    """What a file says of itself."""
+    """Return the metadata in a file's footer, such as its number of rows."""
     name, files = arrow_place(file)
     return pq.read_metadata(name, filesystem=files)

@@ -1,4 +1,4 @@
-"""Parquet files that Spark writes, with the number of rows that Spark itself has counted meanwhile."""
+"""Parquet files that Spark writes, with the number of rows that Spark counts while it writes."""
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
@@ -7,9 +7,9 @@ from jobs.storage.folders import Folder
 
 
 def write_counted(frame: DataFrame, partition: str, folder: Folder, **options: str | int) -> int:
-    """Write a frame, a folder for each value of a column; how many rows that are.
+    """Write a frame, one folder per value of a column, and return the number of rows.
 
-    The count is made where rows are written: it is not read back from the files, so it can judge them.
+    Spark counts the rows while it writes. The count does not come from the files, so it can be used to check them.
     """
     counted = Observation()
     observed = frame.observe(counted, F.count(F.lit(1)).alias("rows"))

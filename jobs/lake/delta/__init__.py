@@ -1,1 +1,1 @@
-"""Delta tables with fenced commits: their log, their old files, their small files."""
+"""Delta tables with fenced commits, and the care of their logs, old files and small files."""

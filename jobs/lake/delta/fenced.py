@@ -1,7 +1,7 @@
 """Delta tables with a fenced commit: files are staged first, then made visible by one entry in the log.
 
-The commit is delta-rs's, without retries: it succeeds only on the version that this writer has seen last. So a
-process that slept while its successor wrote cannot commit any more, whatever it believes about its lease.
+The commit is that of delta-rs, without retries: it succeeds only on the version that this writer has seen last. So a
+process that was suspended while its successor wrote can no longer commit, even if it still considers its lease valid.
 """
 
 import json
@@ -34,7 +34,7 @@ from jobs.storage.parquet import arrow_place, files_in, footer
 log = logging.getLogger(__name__)
 
 HOUR_SECONDS = 3600.0
-# No commit takes that long: a stage that is older was left by a writer that died.
+# No commit takes that long, so an older stage was left by a writer that was killed.
 STAGE_KEPT_SECONDS = 24 * HOUR_SECONDS
 _STAGE = re.compile("[0-9a-f]{32}")
 _AT_ONCE = 8
@@ -46,14 +46,14 @@ _Made = TypeVar("_Made")
 
 
 class OvertakenError(Refusal):
-    """Somebody else has written the table: this writer must end."""
+    """Another writer has written to the table, so this one must end."""
 
 
 class FencedTable:
-    """A table, and the version on which alone the next commit succeeds. It has one partition column."""
+    """A table with one partition column, and the only version on which the next commit succeeds."""
 
     def __init__(self, path: Folder, table: DeltaTable) -> None:
-        """Of a table that exists."""
+        """Use a table that exists, at the version at which it was opened."""
         self.path = path
         self._table = table
         self._schema = table.schema()
@@ -66,16 +66,16 @@ class FencedTable:
 
     @property
     def staging(self) -> Folder:
-        """Where files wait for their commit: readers and vacuum pass over names that begin with an underscore."""
+        """The folder of files that wait for their commit. Readers and vacuum skip names that begin with `_`."""
         return self.path / "_staging"
 
     def new_stage(self) -> Folder:
-        """A fresh folder for the files of one commit, to be written partitioned."""
+        """Return the path of a new folder for the files of one commit, to be written partitioned."""
         return self.staging / uuid.uuid4().hex
 
     @contextmanager
     def staged(self) -> Iterator[Folder]:
-        """A fresh folder for as long as its commit takes."""
+        """Yield the path of a new stage, and remove the stage at the end."""
         stage = self.new_stage()
         try:
             yield stage
@@ -89,7 +89,7 @@ class FencedTable:
         *transactions: Transaction,
         mode: Literal["append", "overwrite"] = "append",
     ) -> None:
-        """Commit. Overwriting removes all files that are not among the actions, and sets the columns."""
+        """Commit the actions. With "overwrite" all other files leave the table, and its columns are set anew."""
         self._keep(actions)
         attempt = uuid.uuid4().hex
         signed = CommitProperties(
@@ -106,18 +106,18 @@ class FencedTable:
                 if not isinstance(error, CommitFailedError):
                     raise
                 raise OvertakenError(f"another writer has committed to {self.path}: this one ends") from error
-            # As when the disk has room for the commit, but not for the checkpoint of the log that follows it.
+            # For example, the disk had room for the commit, but not for the checkpoint of the log after it.
             log.warning("%s has the commit, but what follows it failed: %s", self.path, error)
         self._see_own_commit()
 
     def words(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """What was given to each commit to say, from this version back."""
+        """Yield the number and the metadata of each commit, from this version back."""
         return (
             (number, json.loads(each.get("userMetadata") or "{}")) for number, each in said(self.path, self.version)
         )
 
     def _is_there(self, attempt: str) -> bool:
-        """Whether the next version is this very commit: a client asks a store again when the answer is lost."""
+        """Whether the next version is this commit: after a lost answer a client's second request finds it there."""
         return said_at(self.path, self.version + 1).get("attempt") == attempt
 
     def _see_own_commit(self) -> None:
@@ -128,7 +128,7 @@ class FencedTable:
         keep_entry(self.path, self.version)
 
     def _keep(self, actions: Sequence[Action]) -> None:
-        """Files are durable before a commit names them: a power cut must not leave a name without its rows."""
+        """Make files durable before a commit names them: a power cut must not leave a name without its rows."""
         added = [self.path / action.path for action in actions if isinstance(action, AddAction)]
         try:
             make_durable(*added, *dict.fromkeys(file.parent for file in added))
@@ -140,9 +140,10 @@ class FencedTable:
     def place(
         self, file: Folder, *, data_change: bool = True, keep: bool = False, known: pq.FileMetaData | None = None
     ) -> AddAction:
-        """Put a staged file, which lies in the folder of its partition, to where the table's files are.
+        """Place a staged file among the table's files. The file lies in a folder named after its partition.
 
-        ``keep``: it stays where it is, too, for one who has to do it again. ``known``: its footer, if it was read.
+        With ``keep`` the staged file stays, too, so that a run that repeats its commit finds it. ``known`` is the
+        file's footer, if it was read before.
         """
         partition, value = file.parent.name.split("=", 1)
         folder = self.path / file.parent.name
@@ -158,20 +159,21 @@ class FencedTable:
         )
 
     def place_all(self, files: Sequence[Folder]) -> list[AddAction]:
-        """Each of them."""
+        """Place each of these files."""
         return for_each(self.path, self.place, files)
 
     def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
-        """Take a file out of the table; on disk it stays for readers of older versions."""
+        """Return the action that takes a file out of the table. The file itself stays for readers of older versions."""
         partition, value = _folder(file).split("=", 1)
         return RemoveAction(file, data_change, int(time.time() * 1000), size, {partition: value})
 
     def merge_small_files(
         self, metadata: str, before_commit: Callable[[], None] = lambda: None, *, without: Collection[str] = ()
     ) -> None:
-        """By a commit that is fenced as any other; ``without`` some files, which stay as they are.
+        """Merge small files in a fenced commit; files in ``without`` stay as they are.
 
-        The library's own is not: of files that two writers merge at a time it keeps both results, every row twice.
+        The Delta library's own merge is not fenced: if two writers merge the same files, it keeps both results, and
+        every row is there twice.
         """
         began, actions = time.monotonic(), list[Action]()
         small = {file: size for file, size in files_with_sizes(self._table).items() if file not in without}
@@ -187,7 +189,7 @@ class FencedTable:
                     filesystem=by,
                     format="parquet",
                     min_rows_per_group=100_000,
-                    # In a bucket it would mark every folder above, also where we may not write.
+                    # In a bucket Arrow would mark every folder above, even those without a permission to write.
                     create_dir=isinstance(folder, Path),
                 )
                 actions += [self.place(file, data_change=False) for file in files_in(folder)]
@@ -200,13 +202,13 @@ class FencedTable:
         log.info("merged %d files of %s into %d in %.1f s", removed, self.path.name, len(actions) - removed, seconds)
 
     def delete_now_and_then(self, every_seconds: float = HOUR_SECONDS) -> Freed | None:
-        """Delete what no reader needs, if that was done so long ago; it lists the whole folder."""
+        """Delete unneeded files if the last deletion was ``every_seconds`` ago; it lists the whole folder."""
         return self.delete_what_no_reader_needs() if is_due(self.path, every_seconds) else None
 
     def delete_what_no_reader_needs(self) -> Freed:
         """Delete all files, and empty folders, that no version within the table's retention needs."""
         began, found = time.monotonic(), unneeded(self._table, self.path, self._partition)
-        # Looked up beside this writer's own version: that one fences its next commit.
+        # A second look at the table: this writer's own version must stay as it is, since it fences the next commit.
         if DeltaTable(str(self.path)).version() != self.version:
             raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
         freed = found.delete()
@@ -220,11 +222,11 @@ class FencedTable:
         return freed
 
     def _remove_dead_stages(self) -> None:
-        """Remove what writers that died have staged. Streams name theirs by the epoch, and runs by themselves."""
+        """Remove old stages of killed writers. The stages of streams and runs have other names, and stay."""
         folders = self.staging.iterdir() if self.staging.is_dir() else ()
         before = time.time() - STAGE_KEPT_SECONDS
         for folder in [each for each in folders if _STAGE.fullmatch(each.name)]:
-            # Another process may delete here, too, or end with its stage.
+            # Another process may delete here, too, or remove its own stage.
             with suppress(FileNotFoundError):
                 if 0 < last_written(folder) < before:
                     log.info("removed %s, which a writer that died had staged", folder)
@@ -232,7 +234,7 @@ class FencedTable:
 
 
 def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
-    """Place a file. A deletion may take the folder away while it is empty, so it is made again."""
+    """Place a file. A deletion may remove the folder while it is empty, so the folder is made again."""
     for tries_left in reversed(range(_PLACE_TRIES)):
         try:
             make_folder(placed.parent)
@@ -243,7 +245,7 @@ def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
 
 
 def for_each(folder: Folder, work: Callable[[_One], _Made], ones: Sequence[_One]) -> list[_Made]:
-    """In a bucket, where each takes some requests, several at a time."""
+    """Return the result of the work for each item. In a bucket, where an item takes requests, several run at once."""
     if isinstance(folder, Path):
         return [work(one) for one in ones]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -251,9 +253,9 @@ def for_each(folder: Folder, work: Callable[[_One], _Made], ones: Sequence[_One]
 
 
 def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[str, str]) -> DeltaTable:
-    """A table to be written; it is made if need be."""
+    """Open a table to write; create it if it is missing."""
     try:
-        # The library's own way to make one that may be there reads its log twice.
+        # First without `DeltaTable.create`, which reads the log of an existing table twice.
         return open_whole(path)
     except TableNotFoundError:
         make_folder(path / "_delta_log")
@@ -261,7 +263,7 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
             DeltaTable.create(
                 str(path), schema=schema, partition_by=[partition], mode="ignore", configuration=dict(properties)
             )
-        # Another may have made it meanwhile, or it was made and the answer was lost.
+        # Another process may have created it meanwhile, or it was created and the answer was lost.
         table = DeltaTable(str(path))
         keep_entry(path, table.version())
         return table
@@ -270,7 +272,7 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
 def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
     """Give a table these properties, by a commit that fails if another writer has committed meanwhile.
 
-    It hands on what the newest commit says: the entries before may be deleted with this very commit.
+    The commit repeats the metadata of the newest one, because it may delete the older entries of the log.
     """
     there = table.metadata().configuration
     changed = {name: value for name, value in properties.items() if there.get(name) != value}

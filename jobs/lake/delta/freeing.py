@@ -1,8 +1,7 @@
-"""Deletes what no reader needs from all tables of a lake, also from those whose writers do not run.
+"""Deletes files that no reader needs from all tables of a lake, even if a table's writer does not run.
 
-It needs no lease. What is deleted is named by no version that is kept, and nobody can commit it any more
-(`jobs.lake.delta.retention`): a writer gives each file that it places a name of its own, after it has seen the newest
-commit.
+This needs no lease. No kept version names a deleted file, and no writer can still commit it
+(`jobs.lake.delta.retention`): a writer places each file under a new name, after it has seen the newest commit.
 """
 
 import logging
@@ -17,15 +16,15 @@ from jobs.storage.folders import Folder
 
 log = logging.getLogger(__name__)
 
-# The folders of a lake in which tables lie.
+# The folders of a lake that contain tables.
 _KINDS = ("events", "live", "final", "ledger", "drift", "balance")
-# Those who wait for room look about once a minute, many at a time.
+# Writers that wait for room look about once a minute, and many may wait at a time.
 _EVERY_SECONDS = 50.0
 _turn = Lock()
 
 
 def make_room(lake_root: Folder) -> None:
-    """For one who waits for room. Tables that another process has looked through a moment ago are passed over."""
+    """Free room for a writer that waits for it. Tables that another process has just searched are skipped."""
     if not _turn.acquire(blocking=False):
         return
     try:
@@ -35,7 +34,7 @@ def make_room(lake_root: Folder) -> None:
 
 
 def free_tables(lake_root: Folder, every_seconds: float) -> Freed:
-    """Look through the tables for which that was done so long ago. What cannot be done now is left to the next turn."""
+    """Free each table with its last turn at least ``every_seconds`` ago. Tables that fail wait for the next turn."""
     freed = [_freed(path, every_seconds) for kind in _KINDS for path in _tables(lake_root / kind)]
     return Freed(files=sum(each.files for each in freed), bytes=sum(each.bytes for each in freed))
 
@@ -54,11 +53,11 @@ def _freed(path: Folder, every_seconds: float) -> Freed:
             table = FencedTable(path, DeltaTable(str(path)))
             if is_whole(path):
                 return table.delete_what_no_reader_needs()
-            # Its writer puts the torn commit aside. Then the files that this commit has replaced are needed again.
+            # Its writer will put the torn commit aside. Then the files that this commit replaced are needed again.
             log.warning("%s is left to its writer: a power cut has torn its log", path)
     except OvertakenError:
         log.info("%s is left to the next turn: it is written at this moment", path)
     except Exception as error:
-        # Whatever is wrong with one table, the others may have what can be deleted.
+        # An error in one table must not keep the others from being freed.
         log.warning("%s could not be looked through: %s", path, error)
     return Freed()

@@ -1,4 +1,4 @@
-"""The log of a Delta table on its disk: what commits say of themselves, and what a power cut has done to it."""
+"""The log of a Delta table: the metadata of its commits, and the repair of a log after a power cut."""
 
 import json
 import logging
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 def open_whole(path: Folder) -> DeltaTable:
-    """A table without what a power cut has torn: the newest commit, of which nobody was told, or a checkpoint.
+    """Open a table, and put aside files of its log that a power cut has torn: the newest commit or a checkpoint.
 
-    Only on a disk: what is in a bucket is whole.
+    The writer of a torn commit had not yet reported it as done. In a bucket every file is whole.
     """
     try:
         table = DeltaTable(str(path))
@@ -30,7 +30,7 @@ def open_whole(path: Folder) -> DeltaTable:
             raise
     else:
         newest = entry_of(path, table.version())
-        # The library passes over an empty entry, and over a torn one if it has a checkpoint of that version.
+        # The library ignores an empty entry, and a torn entry if there is a checkpoint of that version.
         if not (isinstance(newest, Path) and newest.is_file() and _is_torn(newest)):
             return table
         torn = _torn_files(path)
@@ -44,14 +44,14 @@ def open_whole(path: Folder) -> DeltaTable:
 
 
 def is_whole(path: Folder) -> bool:
-    """Whether a power cut has torn nothing of the log that its writer would put aside."""
+    """Whether the log has no torn files, which its writer would have to put aside."""
     return not _torn_files(path)
 
 
 def _torn_files(path: Folder) -> list[Path]:
-    """The newest entry of a log if it is torn, a checkpoint that is torn or of that entry, and what names a checkpoint.
+    """The newest entry if torn, the newest checkpoint if torn or of that entry, and with it `_last_checkpoint`.
 
-    Commits before are durable.
+    Earlier commits are durable, so they cannot be torn.
     """
     if not isinstance(path, Path):
         return []
@@ -61,7 +61,7 @@ def _torn_files(path: Folder) -> list[Path]:
     checkpoint = max(log_folder.glob("*.checkpoint*.parquet"), default=None)
     of_torn_entry = torn and checkpoint and checkpoint.name.startswith(torn[0].stem)
     if checkpoint and (of_torn_entry or _is_torn(checkpoint)):
-        # The library relies on the hint, which would name a checkpoint that is not there.
+        # The library relies on the hint, which would then name a missing checkpoint.
         torn += [checkpoint, *log_folder.glob("_last_checkpoint")]
     return torn
 
@@ -77,12 +77,12 @@ def _is_torn(file: Path) -> bool:
 
 
 def keep_entry(path: Folder, version: int) -> None:
-    """Make a commit durable, and the checkpoint of the log that the library may have written with it."""
+    """Make a commit durable, together with the log's checkpoint that the library may have written with it."""
     entry = entry_of(path, version)
     checkpoint = entry.parent / f"{version:020}.checkpoint.parquet"
-    # A bucket has no need of it, and each question is a request.
+    # A bucket needs no such step, and each look at a file is a request.
     made = [checkpoint] if isinstance(checkpoint, Path) and checkpoint.is_file() else []
-    # The entry last: with it the disk may write down all that was renamed before.
+    # The entry comes last: its fsync may also write down all earlier renames.
     make_durable(*made, entry, entry.parent)
 
 
@@ -92,9 +92,9 @@ def entry_of(path: Folder, version: int) -> Folder:
 
 
 def said(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What the commits of a table say of themselves, from a version back, as far as its log goes.
+    """Yield the number and the metadata of each commit, from a version back, as far as the log goes.
 
-    By the log's own files: `DeltaTable.history` begins with the newest commit there is, and numbers it as if it were
+    This reads the log's files. `DeltaTable.history` begins with the newest commit of all, and numbers it as if it were
     the version at which the table was opened.
     """
     for number in range(version, -1, -1):
@@ -105,7 +105,7 @@ def said(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def said_at(path: Folder, version: int) -> dict[str, Any]:
-    """What one commit says of itself; nothing if the log does not have it."""
+    """Return the metadata of one commit; empty if the log does not have it."""
     return next((words for _, words in said(path, version)), {})
 
 

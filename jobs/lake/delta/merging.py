@@ -1,19 +1,19 @@
-"""Which small files of a table are worth merging, so that a growing table is not rewritten again and again."""
+"""The choice of small files to merge, so that a growing table is not rewritten again and again."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-# A file of this size is good to read: it is not merged any more.
+# A file of this size is large enough for readers, so it is not merged any more.
 GOOD_FILE_BYTES = 32 * 1024 * 1024
 
 File = tuple[str, int]
 
 
 def bins(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Files to merge: path -> size in bytes. All files of a bin lie in one folder.
+    """Yield groups of files to merge, as path -> size in bytes. All files of a group lie in one folder.
 
-    Each file goes into one that is at least twice as large. So n bytes are rewritten about log(n) times at most, and
-    about log(n) files remain in a folder.
+    A merged file is at least twice as large as each of its files. So n bytes are rewritten about log(n) times at most,
+    and about log(n) files remain in a folder.
 
     >>> list(bins({"day=1/a": 500, "day=1/b": 500, "day=1/c": 9000, "day=2/d": 500}))
     [{'day=1/a': 500, 'day=1/b': 500}]
@@ -36,7 +36,7 @@ def _up_to_a_good_size(files: Iterator[File]) -> Iterator[list[File]]:
 
 
 def similar(files: Sequence[File]) -> dict[str, int]:
-    """As many of the smallest files as possible, of which the largest is not larger than all others together."""
+    """Return as many of the smallest files as possible; their largest is no larger than the others together."""
     end = total = 0
     for number, (_, size) in enumerate(files):
         if number and size <= total:
@@ -46,5 +46,5 @@ def similar(files: Sequence[File]) -> dict[str, int]:
 
 
 def _folder(file: File) -> str:
-    # Not by Path: of thousands of files that would take longer than all the rest.
+    # Not by Path: for thousands of files that would take longer than all other steps.
     return file[0].rpartition("/")[0]

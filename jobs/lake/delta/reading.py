@@ -13,16 +13,16 @@ from jobs.storage.parquet import arrow_place
 
 
 def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:
-    """What is in a table now, to be read: its files and their partitions, but not the log's statistics of them.
+    """Return a table's rows as a dataset of its files and partitions, without the log's statistics.
 
-    With a schema: as if it had these columns; those that it has not yet are null. The Delta library makes of a bound
-    that is not there one that no value meets: rows would be missing. Parquet has statistics of its own.
+    With those statistics rows could be missing: the Delta library replaces a missing bound by an impossible one.
+    The parquet files have statistics of their own. With a ``schema`` the columns that the table lacks are null.
     """
     return dataset(table, path, files_with_sizes(table), schema)
 
 
 def files_with_sizes(table: DeltaTable) -> dict[str, int]:
-    """The files that a table consists of, relative to its folder."""
+    """Return the table's files with their sizes. Paths are relative to its folder."""
     actions = pa.table(table.get_add_actions(flatten=True))
     if not actions.num_rows:
         return {}
@@ -30,7 +30,7 @@ def files_with_sizes(table: DeltaTable) -> dict[str, int]:
 
 
 def rows_by_partition(table: DeltaTable) -> Counter[str]:
-    """How many rows there are, by the value of the partition column."""
+    """Count the rows per value of the partition column."""
     actions = pa.table(table.get_add_actions(flatten=True))
     rows = Counter[str]()
     if actions.num_rows:
@@ -40,21 +40,21 @@ def rows_by_partition(table: DeltaTable) -> Counter[str]:
 
 
 def value_of(file: str) -> str:
-    """The value of the partition column that a file's folder names."""
+    """Return the value of the partition column from the name of a file's folder."""
     return _folder(file).partition("=")[2]
 
 
 def _folder(file: str) -> str:
-    # Not by Path: of thousands of files that would take longer than all the rest.
+    # Not by Path: for thousands of files that would take longer than all other steps.
     return file.rpartition("/")[0].rpartition("/")[2]
 
 
 def dataset(table: DeltaTable, path: Folder, files: Iterable[str], schema: pa.Schema | None = None) -> ds.Dataset:
-    """Some files of a table, to be read."""
+    """Return some files of a table as a dataset."""
     folder, parquet = SubTreeFileSystem(*arrow_place(path)), ds.ParquetFileFormat()
     partitions = {file: _folder(file).split("=", 1) for file in files}
     fragments = [parquet.make_fragment(file, folder, ds.field(p) == value) for file, (p, value) in partitions.items()]
-    # Rows about batches have no window: what a plan calls never null is so only in its own rows.
+    # Columns that the schema calls non-null are null in rows about micro-batches, which have no window.
     columns = schema or pa.schema(table.schema().to_arrow())
     nullable = pa.schema([field.with_nullable(True) for field in columns])
     return ds.FileSystemDataset(fragments, nullable, parquet, folder)

@@ -1,7 +1,7 @@
-"""What may be deleted from a table's folder: files and empty folders that no version within its retention needs.
+"""Deletion from a table's folder: files and empty folders that no version within the table's retention needs.
 
-The Delta library lists the files, but deletes none: its own deletion adds entries to the log, over a successor's.
-Its list has every file that no kept version names, also those that a crash left behind before their commit.
+The Delta library only lists the files: its own deletion would add entries to the log, over those of a successor.
+The list has every file that no kept version names, also files that a crash left behind before their commit.
 """
 
 import json
@@ -20,15 +20,15 @@ from deltalake import DeltaTable
 from jobs.lake.delta.log import entry_of
 from jobs.storage.folders import Folder, delete_files, write_whole
 
-# Longer lists are deleted in several turns: a stream waits meanwhile.
+# Longer lists are deleted in several turns, because a stream waits during a deletion.
 MOST_FILES = 50_000
-# In the table's folder, when and what was deleted last. Readers pass over names that begin with an underscore.
+# A file in the table's folder about the last deletion. Readers skip names that begin with an underscore.
 _LAST = "_freed.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Freed:
-    """What a deletion has freed; ``left`` files wait for the next turn."""
+    """The result of a deletion; ``left`` files wait for the next turn."""
 
     files: int = 0
     bytes: int = 0
@@ -38,18 +38,18 @@ class Freed:
 
 @dataclass(frozen=True, kw_only=True)
 class Unneeded:
-    """What may be deleted: files with their sizes, and folders that are empty without them."""
+    """The files that may be deleted, with their sizes, and the folders that are empty without them."""
 
     files: dict[Folder, int] = field(default_factory=dict)
     folders: tuple[Path, ...] = ()
 
     def delete(self) -> Freed:
-        """Delete as much as one turn may."""
+        """Delete at most `MOST_FILES` files, and the folders that are empty then."""
         files = dict(list(self.files.items())[:MOST_FILES])
         delete_files(files)
         gone = 0
         for folder in self.folders:
-            # A writer may have put a file into it meanwhile, or another turn must empty it first.
+            # A writer may have put a file into it meanwhile, or the next turn must empty it first.
             with suppress(OSError):
                 folder.rmdir()
                 gone += 1
@@ -64,10 +64,10 @@ class _File(NamedTuple):
 
 
 def unneeded(table: DeltaTable, path: Folder, partition: str) -> Unneeded:
-    """The files below the folders of partitions that no version within the table's retention needs, and empty folders.
+    """Return the files in folders of partitions that no version within the retention needs, and empty folders.
 
-    A file that no version names may be about to be committed by another writer. Only files that were placed before the
-    newest commit are taken: their writer has seen an older version, so its commit fails.
+    A file that no version names may belong to another writer that is about to commit it. So only files that were
+    placed before the newest commit are taken: their writer has seen an older version, so its commit fails.
     """
     unnamed = set(table.vacuum(dry_run=True, full=True))
     newest_commit = entry_of(path, table.version()).stat().st_mtime
@@ -84,17 +84,17 @@ def unneeded(table: DeltaTable, path: Folder, partition: str) -> Unneeded:
 
 
 def is_due(path: Folder, every_seconds: float) -> bool:
-    """Whether the last turn was so long ago, whichever process took it."""
+    """Whether the last turn, by any process, was at least ``every_seconds`` ago."""
     try:
         last = float(json.loads((path / _LAST).read_text())["time"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return True
-    # A time that lies ahead is from a clock that was wrong.
+    # A time in the future came from a wrong clock.
     return not 0 <= time.time() - last < every_seconds
 
 
 def took_turn(path: Folder, freed: Freed) -> None:
-    """Remember it, unless files are left: then the next turn is due at once."""
+    """Record this turn. If files are left, record nothing: then the next turn is due at once."""
     if not freed.left:
         now = time.time()
         said = {"time": now, "at": f"{datetime.fromtimestamp(now, UTC):%FT%TZ}", **vars(freed)}
@@ -102,7 +102,7 @@ def took_turn(path: Folder, freed: Freed) -> None:
 
 
 def _partitions(path: Folder, partition: str) -> Iterator[tuple[str, list[_File]]]:
-    """Each partition's folder, and the files in it."""
+    """Yield each partition's folder with the files in it."""
     if isinstance(path, Path):
         for folder in os.scandir(path):
             if folder.name.startswith(f"{partition}=") and folder.is_dir():

@@ -1,4 +1,4 @@
-"""What the log of a table says of the values in a file: readers pass over files that cannot hold what they look for."""
+"""The statistics of a file in a table's log. By them readers skip files that cannot have the rows they want."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 
 def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
-    """Delta's statistics of a file from its parquet footer, so that readers can pass over it.
+    """Return Delta's statistics of a file, made from its parquet footer.
 
-    Bounds without a count of nulls would tell readers that there are none: a column has both or neither.
+    Readers take a missing count of nulls for zero. So a column gets bounds only together with such a count.
     """
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
@@ -49,5 +49,5 @@ def _bound(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     if isinstance(value, Decimal):
-        return None  # JSON readers would make it a DOUBLE.
+        return None  # Readers of the JSON would take it for a DOUBLE.
     return value if isinstance(value, str) and len(value) <= 32 else None
