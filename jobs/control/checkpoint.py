@@ -18,7 +18,7 @@ _DAMAGE = (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError
 
 
 def reset_command(job: str, source: str | None = None, to: str = "earliest") -> str:
-    """The command that begins a stream's checkpoint anew; it shows its plan first."""
+    """The command that begins a stream's checkpoint anew; without `--apply` it only shows its plan."""
     return f"`tideline reset {job}{f' --source {source}' if source else ''} --to {to}`"
 
 
