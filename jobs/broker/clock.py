@@ -1,4 +1,4 @@
-"""The broker's clock. To read it, a record is appended to a topic of its own, and the broker stamps its arrival.
+"""The broker's clock. To read it, a record is appended to the topic `CLOCK`, and the broker stamps its arrival.
 
 This clock decides whether a slice is over, because the clock of the machine on which a job runs may be wrong.
 """

@@ -47,7 +47,7 @@ def client_options(kafka: KafkaSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
         "bootstrap_servers": kafka.bootstrap,
         "security_protocol": kafka.security_protocol,
-        # By default the next attempt may come half a minute after the broker is back.
+        # By default the next attempt may come as late as half a minute after the broker is back.
         "reconnect_backoff_max_ms": 1000,
     }
     if kafka.security_protocol.startswith("SASL_"):

@@ -18,9 +18,9 @@ BEAT_SECONDS = 2.0
 STALE_SECONDS = 6.5
 LOOK_ON_SECONDS = 2.5
 DEAD_SECONDS = 10.0
-# From the lease that Airflow takes to the driver's first own heartbeat: a JVM and a Python start on a busy machine.
+# The time allowed from Airflow's lease to the driver's own first heartbeat: a JVM and a Python start on a busy machine.
 LAUNCH_SECONDS = 300.0
-# From that heartbeat to the driver's first query.
+# The time allowed from that heartbeat to the driver's first query.
 START_SECONDS = 600.0
 # A driver that ran this long was healthy, so its failure begins a new series of failures.
 WELL_SECONDS = 600.0
@@ -73,7 +73,7 @@ def _started_seconds(process: psutil.Process) -> float:
 
 
 def _pid_namespace() -> int:
-    """Distinguish containers that share a host name but do not see each other's processes."""
+    """The PID namespace. It distinguishes containers that share a host name but do not see each other's processes."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -164,14 +164,14 @@ class Epoch:
 
     @property
     def phase(self) -> Phase:
-        """The phase in its newest heartbeat, or the one that follows from the lease alone."""
+        """The phase in its newest heartbeat; without a heartbeat, the lease decides it."""
         if self.beat:
             return self.beat.phase
         return Phase.LAUNCHED if self.launched else Phase.STARTING
 
     @property
     def is_launch(self) -> bool:
-        """Whether its driver has not written its first heartbeat yet."""
+        """Whether it was launched and its driver has not written its own first heartbeat yet."""
         return self.phase is Phase.LAUNCHED
 
     @property
@@ -250,7 +250,7 @@ def failures(history: Sequence[Epoch]) -> int:
 
 
 def backoff_seconds(failed: int, seed: str) -> float:
-    """How long to wait after so many failures. It doubles each time, and differs so that jobs do not start together."""
+    """How long to wait after so many failures. It doubles each time, and ``seed`` varies it so that jobs spread out."""
     if not failed:
         return 0.0
     longest = min(FIRST_BACKOFF_SECONDS * 2.0 ** (failed - 1), LONGEST_BACKOFF_SECONDS)

@@ -1,7 +1,7 @@
-"""Which events a pipeline still needs. Its recompute and its account write it, each into its control folder.
+"""Which events a pipeline still needs. Its recompute and its account each write a time into their control folder.
 
-`ingest` reads it before it removes old events. A job that never ran needs no events. A job that ran but has written
-nothing here may need all events.
+`ingest` reads these times before it removes old events. A job that never ran needs no events. A job that ran but has
+written no time may need all events.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _FOR_EVER_MS = 2**62
 
 
 def say_needed(lake_root: Folder, job: str, from_ms: int) -> None:
-    """Write the time from which a job needs events, in whole hours: `ingest` removes whole hours."""
+    """Write the time from which a job needs events, but only a new hour: events are removed by whole hours."""
     control, from_ms = Control.of(lake_root, job), max(0, from_ms - from_ms % HOUR_MS)
     if _said(control) != from_ms:
         control.documents.replace(EVENTS_NEEDED, {"from_ms": from_ms})

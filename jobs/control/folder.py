@@ -131,7 +131,7 @@ class Control:
             self._refuse_if_alive(last)
         taken = {"time": time.time(), "owner": asdict(owner), "launched": launched}
         created = self.documents.create(_name("lease", last + 1), taken)
-        # If this process was suspended after `newest`, the name of its lease may be free again, because it was pruned.
+        # If this process was suspended since `newest`, the name may be free again because its lease was pruned.
         if not created or self.newest() > last + 1:
             raise Refusal(f"another driver of {self.job!r} started at the same moment and holds the lease")
         self._prune(last + 1 - KEPT_EPOCHS)

@@ -5,10 +5,10 @@ An incident is a series of small documents, and a reader combines them:
     KEY-NUMBER                  a word: it opens, updates or closes the incident; created once and never changed
     KEY-NUMBER.told             no message about the words up to this one is left to send
     KEY-NUMBER.CHANNEL.TRY      a message about this word: claimed by its sender, then sent
-    dag.DAG.seen                the newest failed run of a DAG that has its incident; one document for each DAG
+    dag.DAG.seen                a DAG's newest failed run that has an incident; one document for each DAG
 
 At most one message is due per incident: that it is open, or that it is over. If an incident is over before the message
-about its opening was sent, one message is sent. It reports the end and repeats the cause.
+about its opening was sent, one message is sent. It reports the end and repeats the text before it.
 """
 
 import re

@@ -57,7 +57,7 @@ class Lease:
 
     @classmethod
     def acquire(cls, control: Control, env: Mapping[str, str] = os.environ, **beat: Any) -> "Lease":
-        """Take the next epoch, or the one that the launcher took for this process."""
+        """Take the next epoch, or the epoch that the launcher took for this process."""
         owner = Owner.this_process()
         if env.get(EPOCH_VARIABLE):
             epoch = int(env[EPOCH_VARIABLE])

@@ -1,7 +1,7 @@
 """The free room on the disk of a lake. Below a reserve no new work begins, so that work under way can end.
 
-Streams wait before their next micro-batch, and tasks wait before they begin. One incident reports it, and closes when
-there is room again. A bucket has no such limit.
+Streams wait before their next micro-batch, and tasks wait before they begin. One incident reports the full disk, and
+closes when there is room again. A bucket has no such limit.
 """
 
 import logging
@@ -74,7 +74,7 @@ class Room:
         self._told = True
 
     def _keep_spare(self, root: Path) -> None:
-        """Close the incident and restore the spare. A missing spare shows all processes that it may be open."""
+        """Close the incident and restore the spare. To any process a missing spare means: it may be open."""
         if self._told is False and (root / _SPARE).is_file():
             return
         Incidents.of(root).close(full_disk(), f"the disk of the lake ({root}) has room again: all goes on")

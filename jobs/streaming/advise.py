@@ -28,7 +28,7 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The measured lateness and the advice. A share is that of events that count in all of their windows."""
+    """The measured lateness and the advice. Each share is the part of the events that count in all of their windows."""
 
     pipeline: str
     hours: float
@@ -45,11 +45,11 @@ class Advice:
     sentence: str
 
     def to_json(self) -> str:
-        """For programs."""
+        """The advice as JSON, for programs."""
         return json.dumps(asdict(self))
 
     def table(self) -> Table:
-        """For people."""
+        """The lateness as a table, for people."""
         table = Table(title=f"{self.pipeline}: lateness of {self.events:,} events")
         for name in ("share of events", "is late by at most"):
             table.add_column(Text(name), justify="right")
@@ -148,7 +148,7 @@ def _row(database: duckdb.DuckDBPyConnection, sql: str) -> tuple[Any, ...]:
 
 
 def _more_rows(lake_root: Folder, pipeline: Pipeline, more_seconds: int) -> int | None:
-    """Estimate from the newest final slices how many rows, of windows and keys, begin in a second."""
+    """Estimate the rows from the newest final slices: rows (windows and keys) per second, times the added seconds."""
     final = FinalTable.read(lake_root, pipeline)
     newest = final.headers(final.days()[-2:]) if final else {}
     headers = [newest[name] for name in sorted(newest)[-100:]]

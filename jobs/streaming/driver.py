@@ -60,7 +60,7 @@ def supervised(settings: Settings, job: str, work: Callable[[Lease, threading.Ev
 
 
 def _leave(lease: Lease, receipt: Receipt) -> None:
-    """Write the receipt of a failure. On a full disk that fails: the log has the cause, and a supervisor notices."""
+    """Write the receipt of a failure. A full disk takes none: then the log has the cause, and the end is noticed."""
     try:
         lease.release(receipt)
     except OSError as error:
@@ -74,7 +74,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
     def request(number: int, _frame: FrameType | None) -> None:
         log.info("%s: stopping after the current micro-batch", signal.Signals(number).name)
-        # Not in this thread: it may be about to wait for the event, and hold the event's lock.
+        # Not in this thread, which may hold the event's lock because it is about to wait for the event.
         threading.Thread(target=stop.set).start()
 
     before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}

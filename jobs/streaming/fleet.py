@@ -24,7 +24,7 @@ from jobs.storage.folders import Folder
 from jobs.times import utc
 
 DRAIN_SECONDS = 3600.0
-# How much longer than a driver's own patience others wait for its end: the driver kills itself by then.
+# How much longer than the driver's own limit its end is waited for. At that limit the driver kills itself.
 _MARGIN_SECONDS = 30.0
 _START_SECONDS = 240.0
 _POLL_SECONDS = 0.5
@@ -97,7 +97,7 @@ class Fleet:
         self._begin(self._airflow("start"), jobs, by)
 
     def restart(self, jobs: Sequence[str], *, by: str, seconds: float | None = None) -> None:
-        """Replace the drivers after their micro-batch; the new ones go on there. A stream that is off stays off."""
+        """Let the drivers end after their micro-batch; new ones go on from there. A stream that is off stays off."""
         api = self._airflow("restart")
         off = [state.job for state in self.status(jobs) if not state.wanted and not state.lives]
         for job in off:
@@ -227,12 +227,12 @@ def known_jobs(jobs: Sequence[str]) -> tuple[str, ...]:
 
 
 def as_rows(states: Iterable[StreamState]) -> list[dict[str, Any]]:
-    """For programs."""
+    """The states as rows, for programs."""
     return [asdict(state) for state in states]
 
 
 def table(states: Iterable[StreamState]) -> Table:
-    """For people."""
+    """The states as a table, for people."""
     shown = Table("stream", "wanted", "state", "epoch", "since (UTC)", "batch", "rows/s", "lag", "why")
     for state in states:
         since = utc(state.since) if state.since else ""

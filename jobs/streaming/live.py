@@ -133,7 +133,7 @@ def _superseded(lease: Lease) -> list[str]:
 
 
 def _batches_kept(pipeline: Pipeline) -> timedelta:
-    """As long as an accepted event can still reopen a slice, plus a day for an account that runs late."""
+    """As long as an accepted event can still reopen a slice, and a day longer for an account that is delayed."""
     return timedelta(hours=pipeline.source.horizon_hours + 24, seconds=pipeline.slice_seconds)
 
 

@@ -159,7 +159,7 @@ def _reset_of(
 
 
 def _landed(note: Note | None, source: Source, topic: TopicState) -> Offsets:
-    """How far the table has landed this very topic. A deleted topic of the same name does not count."""
+    """How far the table is in this very topic. A deleted topic of the same name does not count."""
     ranges = note.topics.get(source.name) if note and note.cluster_id == topic.cluster_id else None
     return note.ends[source.name] if note and ranges and ranges.topic_id == topic.topic_id else {}
 

@@ -153,7 +153,7 @@ class QueryReset:
         return 0 if self.query.clears else move.passed_over
 
     def as_row(self) -> dict[str, Any]:
-        """For programs."""
+        """The reset as one object, for programs."""
         partitions = [
             {**vars(move), "read_again": move.read_again, "passed_over": move.passed_over, "lost": self._booked(move)}
             for move in self.moves
@@ -178,11 +178,11 @@ class ResetPlan:
     queries: tuple[QueryReset, ...]
 
     def as_rows(self) -> list[dict[str, Any]]:
-        """For programs: one object per query."""
+        """One object per query, for programs."""
         return [query.as_row() for query in self.queries]
 
     def table(self) -> Table:
-        """For people: one line per partition."""
+        """A table with one line per partition, for people."""
         shown = Table("source", "partition", "table at", "begins at", "read again", "passed over")
         for query in self.queries:
             for move in query.moves:
@@ -193,5 +193,5 @@ class ResetPlan:
         return shown
 
     def effects(self) -> list[str]:
-        """For people: the effect on each table and checkpoint."""
+        """The effect on each table and checkpoint, in words for people."""
         return [query.effect for query in self.queries]

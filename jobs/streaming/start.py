@@ -1,6 +1,6 @@
 """Decide whether a stream may begin: its checkpoint, its table and its topic must agree.
 
-Spark compares offsets only. It would not notice a topic that was re-created and grew past our offset, nor a table or a
+Spark compares offsets only. It would miss a topic that was re-created and grew past our offset, and a table or a
 checkpoint that was restored from another moment. `check_start` is pure: it reads its arguments only.
 """
 
@@ -41,7 +41,7 @@ class Progress:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "Progress | None":
-        """None if the checkpoint does not exist; a `Refusal` if it is damaged."""
+        """Read a checkpoint; None if it does not exist, a `Refusal` if it is damaged."""
         if not checkpoint.exists():
             return None
         checkpoint.check()
