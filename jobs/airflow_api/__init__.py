@@ -1,1 +1,1 @@
-"""Airflow as the command line reaches it."""
+"""Airflow's REST API, as the command line uses it."""

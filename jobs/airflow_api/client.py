@@ -1,4 +1,4 @@
-"""Airflow's REST API, as far as streams, the demo and the tests need it."""
+"""A client for the part of Airflow's REST API that Tideline uses."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ import httpx
 
 from jobs.refusal import Refusal
 
-# httpx tells of every request at INFO.
+# httpx logs every request at INFO.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 FINAL_STATES = frozenset({"success", "failed"})
@@ -26,7 +26,7 @@ class AirflowApi:
     url: str
     username: str
     password: str = field(repr=False)
-    # Where people find its pages, if that is elsewhere.
+    # The address of its web pages for people, if it is another.
     pages: str = ""
 
     @classmethod
@@ -44,12 +44,12 @@ class AirflowApi:
         return cls(url=url, username=env.get("AIRFLOW_ADMIN_USER") or "admin", password=password, pages=pages)
 
     def __post_init__(self) -> None:
-        """No request is made before the first call."""
+        """Prepare the connection; no request is made before the first call."""
         self.pages = self.pages or self.url
         self._http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     def __enter__(self) -> Self:
-        """The client is ready as it is."""
+        """Return the client, which is ready as it is."""
         return self
 
     def __exit__(
@@ -67,27 +67,27 @@ class AirflowApi:
         return dict(answer.json()) if answer.is_success else {}
 
     def beats_since(self, component: str, moment: datetime) -> bool:
-        """Whether a component is healthy and beat after the moment; one that was replaced does not count."""
+        """Whether a component is healthy and beat after the moment. An older beat may be of a replaced component."""
         health = self.health().get(component) or {}
         beat = health.get(f"latest_{component}_heartbeat") or ""
         return health.get("status") == "healthy" and beat != "" and datetime.fromisoformat(beat) > moment
 
     def dags(self, pattern: str = "%") -> dict[str, dict[str, Any]]:
-        """DAGs by id, those whose id is like a pattern."""
+        """DAGs by id; an SQL `LIKE` pattern selects the ids."""
         params = {"limit": 100, "dag_id_pattern": pattern}
         return {dag["dag_id"]: dag for dag in self._ask("GET", "/dags", params=params)["dags"]}
 
     def import_errors(self) -> list[str]:
-        """What keeps DAG files from being read."""
+        """The errors that keep DAG files from being read."""
         errors = self._ask("GET", "/importErrors")["import_errors"]
         return [f"{error['filename']}: {error['stack_trace']}" for error in errors]
 
     def unpause(self, dag_id: str) -> None:
-        """Let the scheduler run it."""
+        """Let the scheduler run the DAG."""
         self._ask("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
 
     def pause(self, dag_id: str) -> None:
-        """Let the scheduler begin nothing more of it; what runs goes on."""
+        """Let the scheduler begin nothing more of the DAG; a running task goes on."""
         self._ask("PATCH", f"/dags/{dag_id}", json={"is_paused": True})
 
     def end_runs(self, dag_id: str, state: str, note: str) -> None:
@@ -98,7 +98,7 @@ class AirflowApi:
                 self._ask("PATCH", path, json={"state": state, "note": note})
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
-        """Start a run; its id."""
+        """Start a run and return its id."""
         body = {"logical_date": None, "conf": dict(conf or {})}
         return str(self._ask("POST", f"/dags/{dag_id}/dagRuns", json=body)["dag_run_id"])
 
@@ -108,7 +108,7 @@ class AirflowApi:
         return list(self._ask("GET", f"/dags/{dag_id}/dagRuns", params=newest_first)["dag_runs"])
 
     def run_state(self, dag_id: str, run_id: str) -> str:
-        """`queued`, `running`, `success` or `failed`."""
+        """The state of a run: `queued`, `running`, `success` or `failed`."""
         return str(self._ask("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ class AirflowApi:
         return list(self._ask("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"])
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
-        """What a task has handed on."""
+        """The value that a task has handed on."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
         return self._ask("GET", path, params={"stringify": False})["value"]
 
@@ -130,7 +130,7 @@ class AirflowApi:
         return self._ask("GET", f"/pools/{name}")
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
-        """What a task has said so far."""
+        """The log of a task so far."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         content = self._ask("GET", path, params={"full_content": True})["content"]
         return "\n".join(_line(line) for line in content)
@@ -138,7 +138,7 @@ class AirflowApi:
     def wait_for_run(
         self, dag_id: str, run_id: str, deadline_seconds: float, pause: Callable[[float], None] = time.sleep
     ) -> str:
-        """Wait for a run to end; its state."""
+        """Wait for a run to end and return its state."""
         deadline = time.monotonic() + deadline_seconds
         while (state := self.run_state(dag_id, run_id)) not in FINAL_STATES:
             if time.monotonic() > deadline:
@@ -175,7 +175,7 @@ class AirflowApi:
 
 
 def _line(line: dict[str, Any] | str) -> str:
-    """A line of a log; an exception's own words stand beside the event."""
+    """A line of a log as text: the event, followed by the messages of its exceptions."""
     if isinstance(line, str):
         return line
     errors = (f"{error['exc_type']}: {error['exc_value']}" for error in line.get("error_detail") or ())

@@ -1,4 +1,4 @@
-"""Commands that change state start DAG runs: start one, follow it, and say what its tasks said."""
+"""Start and follow a DAG run for a command that changes state, and report a failure in the words of its tasks."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ _POLL_SECONDS = 0.5
 def run(
     api: AirflowApi, dag_id: str, conf: Mapping[str, Any], report: Callable[[str], None], deadline_seconds: float
 ) -> str:
-    """Start a run and wait for its end; its id. A run that failed is refused with the sentences of its tasks."""
+    """Start a run, wait for its end and return its id. A failed run raises a `Refusal` with its tasks' sentences."""
     _require_running(api, dag_id)
     run_id, deadline, said = api.trigger(dag_id, conf), time.monotonic() + deadline_seconds, ""
     while (state := api.run_state(dag_id, run_id)) not in FINAL_STATES:
@@ -50,7 +50,7 @@ def _require_running(api: AirflowApi, dag_id: str) -> None:
 
 
 def _progress(api: AirflowApi, dag_id: str, run_id: str, state: str) -> str:
-    """What it does now; a run waits in the queue while another of its DAG runs."""
+    """The present step of a run. It is `queued` while another run of its DAG is under way."""
     if state == "queued":
         return "queued"
     under_way = [task["task_id"] for task in api.task_instances(dag_id, run_id) if task["state"] == "running"]

@@ -1,1 +1,1 @@
-"""Kafka: how to reach it, its topics, its clock, and how Spark reads and writes it."""
+"""Kafka: its connections, its topics, its clock, and how Spark reads and writes it."""

@@ -1,6 +1,6 @@
-"""What time it is by the broker, which stamps arrivals: the stamp of a record that is appended for this alone.
+"""The broker's clock. To read it, a record is appended to the topic `CLOCK`, and the broker stamps its arrival.
 
-Whether a slice is over is decided by this clock. That of the machine on which a job happens to run may be wrong.
+This clock decides whether a slice is over, because the clock of the machine on which a job runs may be wrong.
 """
 
 import time
@@ -17,18 +17,18 @@ from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 from jobs.times import iso
 
-# The broker's time in milliseconds since 1970.
+# Returns the broker's time in milliseconds since 1970.
 Clock = Callable[[], int]
 
-# What a record says that the broker does not stamp.
+# The timestamp of a record that the broker does not stamp.
 _NO_STAMP_MS = 0
 _ANSWER_MS = ADMIN_TIMEOUT_MS // 2
 
 
 @contextmanager
 def broker_clock(client: KafkaAdminClient, kafka: KafkaSettings) -> Iterator[Clock]:
-    """A clock to look at as often as need be, within `kafka.admin`; refused while this machine's own is wrong."""
-    # A producer would have the broker make the topic, with other settings.
+    """A clock to read any number of times, within `kafka.admin`; refused while this machine's own clock is wrong."""
+    # Without this check a producer would make the broker create the topic, with other settings.
     require(client, [CLOCK.name])
     producer = KafkaProducer(
         **client_options(kafka),
@@ -47,13 +47,13 @@ def broker_clock(client: KafkaAdminClient, kafka: KafkaSettings) -> Iterator[Clo
 
 
 def check_clock(client: KafkaAdminClient, kafka: KafkaSettings) -> None:
-    """Refuse a machine whose clock is wrong: it would stamp batches, heartbeats and receipts with a wrong time."""
+    """Refuse a machine with a wrong clock: it would stamp batches, heartbeats and receipts with a wrong time."""
     with broker_clock(client, kafka) as clock:
         clock()
 
 
 def broker_now_ms(kafka: KafkaSettings) -> int:
-    """One look at the broker's clock."""
+    """Read the broker's clock once."""
     with admin(kafka) as client, broker_clock(client, kafka) as clock:
         return clock()
 
@@ -74,7 +74,7 @@ def _stamped_ms(producer: KafkaProducer) -> int:
     with hushed() as reasons:
         try:
             sent = producer.send(CLOCK.name, b"", partition=0, timestamp_ms=_NO_STAMP_MS)
-            # A little longer than the producer tries: so its own error is told, and nothing is logged later.
+            # Wait a little longer than the producer tries, so that its own error is raised and nothing is logged later.
             return int(sent.get(timeout=(ADMIN_TIMEOUT_MS + _ANSWER_MS) / 1000).timestamp)
         except KafkaError as error:
             raise Refusal(
@@ -84,7 +84,7 @@ def _stamped_ms(producer: KafkaProducer) -> int:
 
 
 def check_local(before_ms: float, stamp_ms: int, after_ms: float) -> None:
-    """Refuse this machine's clock if it differs too much, whenever between these two looks at it the broker stamped."""
+    """Refuse this machine's clock, read before and after the broker's stamp, if it differs too much from the stamp."""
     if before_ms - CLOCK_TOLERANCE_MS <= stamp_ms <= after_ms + CLOCK_TOLERANCE_MS:
         return
     own = iso(round(before_ms if stamp_ms < before_ms else after_ms))

@@ -1,4 +1,4 @@
-"""How to reach Kafka: one `KafkaSettings`, said in kafka-python's words and in Spark's; and what a topic is now."""
+"""Reach Kafka with one `KafkaSettings`, by kafka-python and by Spark, and read the present state of topics."""
 
 import logging
 import os
@@ -26,13 +26,13 @@ _LOGIN_MODULES = {
 }
 _bootstrap_lock = threading.Lock()
 
-# kafka-python tells of every connection at INFO, and at DEBUG of the password.
+# kafka-python logs every connection at INFO, and the password at DEBUG.
 logging.getLogger("kafka").setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopicState:
-    """A topic at one moment; ``latest`` counts open transactions too (read_uncommitted)."""
+    """A topic at one moment; ``latest`` includes open transactions (read_uncommitted)."""
 
     cluster_id: str
     topic_id: str
@@ -47,7 +47,7 @@ def client_options(kafka: KafkaSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
         "bootstrap_servers": kafka.bootstrap,
         "security_protocol": kafka.security_protocol,
-        # By default half a minute may pass after a broker is back before the next attempt.
+        # By default the next attempt may come as late as half a minute after the broker is back.
         "reconnect_backoff_max_ms": 1000,
     }
     if kafka.security_protocol.startswith("SASL_"):
@@ -63,7 +63,7 @@ def client_options(kafka: KafkaSettings) -> dict[str, Any]:
 
 
 def spark_options(kafka: KafkaSettings) -> dict[str, str]:
-    """The options of Spark's Kafka source and sink that say how to connect; they hold secrets: never log them."""
+    """The connection options of Spark's Kafka source and sink. They hold secrets: never log them."""
     _check(kafka)
     options = {
         "kafka.bootstrap.servers": kafka.bootstrap,
@@ -78,7 +78,7 @@ def spark_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def _check(kafka: KafkaSettings) -> None:
-    """Refuse what the clients would only complain about from inside a connection thread."""
+    """Refuse wrong settings here: the clients would only log an error from inside a connection thread."""
     if kafka.security_protocol not in _PROTOCOLS:
         raise Refusal(f"KAFKA_SECURITY_PROTOCOL={kafka.security_protocol!r} is unknown: use one of {_PROTOCOLS}")
     for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
@@ -99,7 +99,7 @@ def _jaas(kafka: KafkaSettings) -> str:
 
 
 def _quoted(text: str | None) -> str:
-    """A JAAS string: Java reads it with a StreamTokenizer, which knows C's escapes and ends it at a line break."""
+    """A JAAS string. Java's StreamTokenizer reads it: it accepts C's escapes, and ends a string at a line break."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"}
     return '"' + "".join(escapes.get(char, char) for char in text or "") + '"'
 
@@ -110,7 +110,7 @@ def _spark_ssl(kafka: KafkaSettings) -> dict[str, str]:
         options["kafka.ssl.truststore.type"] = "PEM"
         options["kafka.ssl.truststore.location"] = kafka.ssl_cafile
     if kafka.ssl_certfile:
-        # As text: a PEM key store given as a file must be encrypted.
+        # Given as text, because a PEM key store in a file must be encrypted.
         options["kafka.ssl.keystore.type"] = "PEM"
         options["kafka.ssl.keystore.certificate.chain"] = Path(kafka.ssl_certfile).read_text()
         options["kafka.ssl.keystore.key"] = Path(kafka.ssl_keyfile or kafka.ssl_certfile).read_text()
@@ -121,7 +121,7 @@ def _spark_ssl(kafka: KafkaSettings) -> dict[str, str]:
 
 @contextmanager
 def admin(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
-    """An admin client; what Kafka refuses within the block is a `Refusal` that names the bootstrap address."""
+    """An admin client. A Kafka error within the block becomes a `Refusal` that names the bootstrap address."""
     client = connect(kafka)
     try:
         yield client
@@ -144,7 +144,7 @@ def connect(kafka: KafkaSettings) -> KafkaAdminClient:
         try:
             return KafkaAdminClient(**client_options(kafka), **timeouts, kafka_client=open_net)
         except KafkaError as error:
-            # The constructor starts a thread and leaves it behind when it fails.
+            # When the constructor fails, it leaves a thread behind that it has started.
             for net in opened:
                 net.close()
             login = "; on a wrong login it may just hang up" if kafka.security_protocol.startswith("SASL_") else ""
@@ -167,14 +167,14 @@ class _Reasons(logging.Handler):
 
     @property
     def first(self) -> BaseException | None:
-        """The one that says most: a broker may answer a wrong login once and just hang up on further attempts."""
+        """The most useful exception: a broker may answer a wrong login once, and only hang up on later attempts."""
         denied = [error for error in self.seen if isinstance(error, SaslAuthenticationFailedError)]
         return next(iter(denied + self.seen), None)
 
 
 @contextmanager
 def hushed() -> Iterator[_Reasons]:
-    """The reasons of a failure: kafka-python only logs them, some ten lines per attempt."""
+    """Collect the reasons of a failure. kafka-python only logs them, about ten lines per attempt, so it is silenced."""
     logger, reasons = logging.getLogger("kafka"), _Reasons()
     with _bootstrap_lock:
         logger.addHandler(reasons)
@@ -187,7 +187,7 @@ def hushed() -> Iterator[_Reasons]:
 
 
 def describe(kafka: KafkaSettings, topics: Iterable[str]) -> dict[str, TopicState]:
-    """What the topics are now; those that do not exist are absent."""
+    """The present state of topics; a topic that does not exist is absent."""
     with admin(kafka) as client:
         return states(client, topics)
 
@@ -216,7 +216,7 @@ def states(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicSt
 
 
 def require(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicState]:
-    """`states` of topics that a job cannot do without; a `Refusal` names those that do not exist."""
+    """`states` of the topics that a job needs; a `Refusal` names those that do not exist."""
     wanted = set(topics)
     found = states(client, wanted)
     missing = sorted(wanted - set(found))
@@ -226,7 +226,7 @@ def require(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicS
 
 
 def latest(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict[int, int]]:
-    """Where each partition of the topics ends now, for a reader of committed records."""
+    """The present end of each partition of the topics, for a reader of committed records."""
     partitions = [
         TopicPartition(name, partition["partition_index"])
         for name, topic in _existing(client, topics).items()
@@ -237,7 +237,7 @@ def latest(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict[in
 
 
 def topic_ids(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, str]:
-    """The ids of the topics that exist: one metadata request. A `KafkaError` here may pass: try again."""
+    """The ids of the topics that exist, by one metadata request. After a `KafkaError` the caller may try again."""
     return {name: _topic_id(topic) for name, topic in _existing(client, topics).items()}
 
 

@@ -11,13 +11,13 @@ from jobs.broker.kafka import spark_options
 from jobs.settings import KafkaSettings
 
 _FETCH = {
-    # The defaults fetch 1 MiB per partition: 7 % to 18 % of a drain's time.
+    # By default 1 MiB is fetched per partition, which costs 7 % to 18 % of a drain's time.
     "kafka.max.partition.fetch.bytes": str(16 * 1024 * 1024),
     "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
     "kafka.max.poll.records": "20000",
     "kafka.receive.buffer.bytes": str(1024 * 1024),
     # By default a dead broker is asked for its partitions' offsets for a minute, though another leads them after ten
-    # seconds. Here for 15 seconds, and then whoever leads them; as patient in all.
+    # seconds. Here it is asked for 15 seconds, and then the new leader. All attempts together take as long as before.
     "kafka.request.timeout.ms": "15000",
     "kafka.default.api.timeout.ms": "15000",
     "fetchOffset.numRetries": "12",
@@ -32,7 +32,7 @@ _PRODUCE = {
 def read(
     spark: SparkSession, kafka: KafkaSettings, topic: str, *, max_offsets: int, begins: Mapping[int, int]
 ) -> DataFrame:
-    """A topic's committed records as a stream; where it begins if there is no checkpoint: all partitions, or none."""
+    """A topic's committed records as a stream; ``begins`` (all partitions, or none) is used without a checkpoint."""
     return (
         spark.readStream.format("kafka")
         .options(**spark_options(kafka), **_FETCH)

@@ -1,4 +1,4 @@
-"""Topics as code: what the definitions want, against what Kafka has. Plans first; refuses to lose data or move keys."""
+"""Topics as code: bring Kafka's topics to their definitions. Plans first; refuses to lose data or to move keys."""
 
 import time
 from collections import Counter
@@ -22,7 +22,7 @@ _FOREVER = "-1"
 
 
 class Action(StrEnum):
-    """What a step does to its topic."""
+    """The effect of a step on its topic."""
 
     CREATE = "create"
     GROW = "grow"
@@ -33,7 +33,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Actual:
-    """A topic as Kafka has it; ``empty``: no partition holds a record."""
+    """A topic as Kafka has it; ``empty`` means that no partition holds a record."""
 
     partitions: int
     configs: Mapping[str, str]
@@ -42,7 +42,7 @@ class Actual:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One thing to do to a topic, or not to do, and why; ``configs`` are those that an ALIGN sets."""
+    """One change of a topic, or none, with the reason; ``configs`` are those that an ALIGN sets."""
 
     topic: Topic
     action: Action
@@ -55,7 +55,7 @@ class Step:
 
 
 def plan(desired: Iterable[Topic], actual: Mapping[str, Actual]) -> tuple[Step, ...]:
-    """What leads from the actual topics to the desired ones: one step or more for each desired topic."""
+    """The steps from the actual topics to the desired ones: one or more for each desired topic."""
     return tuple(step for topic in desired for step in _steps(topic, actual.get(topic.name)))
 
 
@@ -94,7 +94,7 @@ def _config_steps(topic: Topic, actual: Actual) -> Iterator[Step]:
 
 
 def _loss(name: str, before: str, after: str) -> str | None:
-    """Why changing a config would delete records that are there, if it would."""
+    """Why the change of a config would delete existing records; None if it would not."""
     change = f"{name} {before} → {after}"
     if name == "cleanup.policy":
         gone = "all but the newest record of each key" if "compact" in after else "the newest records of idle keys"
@@ -113,7 +113,7 @@ def _refuse(topic: Topic, reason: str) -> Step:
 
 
 def _canonical(value: str) -> list[str]:
-    """Kafka's lists have no order."""
+    """A list without its order, which has no meaning to Kafka."""
     return sorted(part.strip() for part in value.split(","))
 
 
@@ -122,11 +122,11 @@ def _listed(configs: Iterable[tuple[str, str]]) -> str:
 
 
 def observe(client: KafkaAdminClient, desired: Iterable[Topic]) -> dict[str, Actual]:
-    """What Kafka has of the desired topics; missing ones are absent."""
+    """The desired topics as Kafka has them; a missing topic is absent."""
     states = kafka.states(client, [topic.name for topic in desired])
     resources = [ConfigResource("topic", name) for name in states]
     configs = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
-    # The client says nothing of the broker's refusal; every topic has configs.
+    # The client hides a refusal of the broker, but every topic has configs, so a topic without any was refused.
     if hidden := sorted(name for name in states if not configs.get(name)):
         raise Refusal(
             f"Kafka does not show the configs of {', '.join(hidden)}: let its user DESCRIBE_CONFIGS, as "
@@ -149,7 +149,7 @@ def survey(client: KafkaAdminClient, desired: Iterable[Topic]) -> tuple[Step, ..
 
 
 def apply(client: KafkaAdminClient, steps: Iterable[Step]) -> None:
-    """Do all steps, or none if one is refused; returns when Kafka shows the topics as desired."""
+    """Do all steps, or none if one is refused. Returns when Kafka shows the topics as desired."""
     todo = tuple(steps)
     require_no_refusal(todo)
     _create(client, [step.topic for step in todo if step.action is Action.CREATE])
@@ -161,7 +161,7 @@ def apply(client: KafkaAdminClient, steps: Iterable[Step]) -> None:
 
 
 def require_no_refusal(steps: Iterable[Step]) -> None:
-    """Refuse the plan as a whole: half a plan is a state that nobody has thought about."""
+    """Refuse the whole plan if one step is refused: half a plan leads to a state that no definition describes."""
     refused = [f"{step.topic.name}: {step.reason}" for step in steps if step.action is Action.REFUSE]
     if refused:
         raise Refusal("nothing was applied. " + "; ".join(refused))
@@ -195,7 +195,7 @@ def _align(client: KafkaAdminClient, steps: list[Step]) -> None:
 
 
 def _wait_until_seen(client: KafkaAdminClient, topics: list[Topic]) -> None:
-    """A broker answers before every broker knows."""
+    """Wait until Kafka shows the changes: a broker answers before all brokers have them."""
     deadline = time.monotonic() + _SEEN_WITHIN_SECONDS
     while left := [step.as_row() for step in survey(client, topics) if step.action is not Action.KEEP]:
         if time.monotonic() > deadline:
@@ -213,7 +213,7 @@ def table(steps: Iterable[Step]) -> Table:
 
 
 def markdown(steps: Iterable[Step], longest: int) -> str:
-    """The plan where only a short text fits: what is refused first, what stays last, then how much is left out."""
+    """The plan as a short text: refused steps first, unchanged topics last, then the count of lines left out."""
     todo = sorted(steps, key=lambda step: (step.action is Action.KEEP, step.action is not Action.REFUSE))
     text = f"Plan: {_counted(todo)}\n\n| topic | action | reason |\n|---|---|---|\n"
     for shown, step in enumerate(todo):

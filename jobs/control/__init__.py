@@ -1,1 +1,1 @@
-"""What streams and runs agree on: leases, epochs, control folders, incidents, checkpoints."""
+"""The shared state of streams and runs: leases, epochs, control folders, incidents, checkpoints."""

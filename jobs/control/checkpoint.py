@@ -1,4 +1,4 @@
-"""What Spark wrote into a checkpoint: which offsets it planned, which batches it committed."""
+"""Read Spark's own files in a checkpoint: the offsets that it planned and the batches that it committed."""
 
 import json
 import uuid
@@ -13,12 +13,12 @@ from jobs.storage.folders import Folder
 
 Offsets = dict[str, dict[int, int]]
 
-# Whatever damage makes of a JSON document: another type, a key that is gone, an infinite number.
+# The errors that a damaged JSON document causes: a wrong type, a missing key, an infinite number.
 _DAMAGE = (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def reset_command(job: str, source: str | None = None, to: str = "earliest") -> str:
-    """What to type to begin a stream's checkpoint anew; it shows first what it would do."""
+    """The command that begins a stream's checkpoint anew; without `--apply` it only shows its plan."""
     return f"`tideline reset {job}{f' --source {source}' if source else ''} --to {to}`"
 
 
@@ -26,7 +26,7 @@ def reset_command(job: str, source: str | None = None, to: str = "earliest") -> 
 class Planned:
     """A micro-batch as `offsets/N` plans it: ends are exclusive, per topic and partition.
 
-    ``conf`` is what Spark keeps for the life of the checkpoint, whatever a later session says.
+    ``conf`` has the settings that Spark keeps for the life of the checkpoint, even if a later session sets others.
     """
 
     batch: int
@@ -45,11 +45,11 @@ class Checkpoint:
 
     @classmethod
     def of(cls, lake_root: Folder, job: str, source: str | None = None) -> Self:
-        """That of a streaming job; `ingest` has one per source."""
+        """The checkpoint of a streaming job; `ingest` has one per source."""
         return cls(lake_root / checkpoint_of(job, source), reset_command(job, source))
 
     def exists(self) -> bool:
-        """Whether a query ever began here, or something of one is left: in a bucket a folder does not go at once."""
+        """Whether a query began here, or some of its files are left. A bucket does not delete a folder at once."""
         left = any((self.path / name).is_dir() for name in ("sources", "state"))
         return left or self.last_planned() is not None or self._metadata.exists()
 
@@ -65,7 +65,7 @@ class Checkpoint:
             raise self._damaged(self._metadata, error) from error
 
     def last_planned(self) -> int | None:
-        """The newest batch whose offsets are written."""
+        """The newest batch with written offsets."""
         return max(_batches(self.path / "offsets"), default=None)
 
     def last_committed(self) -> int | None:
@@ -89,11 +89,11 @@ class Checkpoint:
             raise self._damaged(file, error) from error
 
     def starts(self, batch: int) -> Offsets:
-        """Where a batch begins: where the one before ended, or where the query first began."""
+        """The begin of a batch: the end of the batch before it, or the first offsets of the query."""
         return self.planned(batch - 1).ends if batch > 0 else self._first()
 
     def first(self) -> Offsets | None:
-        """Where the query first began; none as long as it has not looked at its topic."""
+        """The first offsets of the query; None as long as it has not looked at its topic."""
         return self._first() if self._first_files() else None
 
     def _first_files(self) -> list[Folder]:
@@ -107,7 +107,7 @@ class Checkpoint:
             raise self._damaged(self.path / "sources", error) from error
 
     def check(self) -> None:
-        """Refuse a checkpoint that cannot be read through, before Spark stumbles over it."""
+        """Refuse a checkpoint that cannot be read completely, before Spark fails on it."""
         if not self._metadata.exists():
             raise self._damaged(self._metadata, FileNotFoundError("the file is gone"))
         self.query_id()
@@ -125,7 +125,7 @@ class Checkpoint:
             self.next_watermark_ms(batch)
 
     def next_watermark_ms(self, batch: int) -> int:
-        """The watermark that a committed batch leaves to the next one."""
+        """The watermark that a committed batch sets for the next one."""
         file = self.path / "commits" / str(batch)
         try:
             (commit,) = _lines(_read(file))
@@ -145,12 +145,12 @@ def _batches(folder: Folder) -> list[int]:
 
 
 def _read(file: Folder) -> str:
-    """The text of a file, if it fits the checksums that Hadoop's file system keeps beside it."""
+    """The text of a file, if it matches the checksums that Hadoop's file system keeps beside it."""
     try:
         content, sums = file.read_bytes(), file.parent / f".{file.name}.crc"
         sound = not sums.is_file() or _fits(content, sums.read_bytes())
     except OSError as error:
-        # What is gone is damage; of a store no error has a number, and none says anything about the checkpoint.
+        # A missing file is damage. An error of an object store has no number, and does not mean damage.
         if isinstance(error, FileNotFoundError) or error.errno is None:
             raise
         cannot = f"checkpoint file {file} cannot be read ({error.strerror})"
@@ -161,7 +161,7 @@ def _read(file: Folder) -> str:
 
 
 def _fits(content: bytes, sums: bytes) -> bool:
-    """Hadoop's format: `crc`, a null byte, the size of a chunk, and each chunk's CRC-32."""
+    """Whether a file matches its sums in Hadoop's format: `crc`, a null byte, the chunk size, each chunk's CRC-32."""
     size = int.from_bytes(sums[4:8], "big") or 1
     chunks = [content[at : at + size] for at in range(0, len(content), size)]
     return sums[:4] == b"crc\0" and sums[8:] == b"".join(zlib.crc32(chunk).to_bytes(4, "big") for chunk in chunks)

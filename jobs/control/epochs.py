@@ -1,6 +1,6 @@
-"""What is known of a streaming job's drivers, and what follows from it. Pure: nothing is read or written here.
+"""The states of a streaming job's drivers, and the next step that follows. No document is read or written here.
 
-An epoch is the life of one driver, from the moment its lease is taken until its receipt says how it ended.
+An epoch is the life of one driver, from the moment its lease is taken until its receipt is written.
 """
 
 import os
@@ -13,31 +13,31 @@ from enum import StrEnum
 import psutil
 
 BEAT_SECONDS = 2.0
-# A holder that has not shown itself for so long is taken for dead, if it does not show itself while one looks on. With
-# that, and a look every second, a death is noticed within ten seconds of the last heartbeat.
+# A holder counts as dead if its last heartbeat is this old, and if no new one comes during LOOK_ON_SECONDS. With a look
+# every second, a killed driver is noticed within ten seconds of its last heartbeat.
 STALE_SECONDS = 6.5
 LOOK_ON_SECONDS = 2.5
 DEAD_SECONDS = 10.0
-# From the lease that Airflow takes to the driver's first own beat: a JVM and a Python start on a busy machine.
+# The time allowed from Airflow's lease to the driver's own first heartbeat: a JVM and a Python start on a busy machine.
 LAUNCH_SECONDS = 300.0
-# From then to its first query.
+# The time allowed from that heartbeat to the driver's first query.
 START_SECONDS = 600.0
-# A driver that lived this long was well: its failure begins a new series.
+# A driver that ran this long was healthy, so its failure begins a new series of failures.
 WELL_SECONDS = 600.0
-# How long a driver that is asked to stop may take for the micro-batch under way.
+# How long a driver may take for the micro-batch under way after a request to stop.
 STOP_SECONDS = 120.0
 LOOP_FAILURES = 5
 FIRST_BACKOFF_SECONDS = 5.0
 LONGEST_BACKOFF_SECONDS = 300.0
-# Two readings of one process's start differ by the clock's corrections between two looks at the clock.
+# Two readings of the same start may differ by this much, because the clock may be corrected between them.
 _SAME_START_SECONDS = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The process that holds a lease; its start time tells it from a later process with the same id.
+    """The process that holds a lease. Its start time distinguishes it from a later process with the same id.
 
-    ``started_seconds`` counts from the boot of the machine: a clock that is set anew does not move it.
+    ``started_seconds`` counts from the boot of the machine, so a change of the clock does not move it.
     """
 
     host: str
@@ -53,11 +53,11 @@ class Owner:
 
     @classmethod
     def this_process(cls) -> "Owner":
-        """The process that asks."""
+        """The calling process."""
         return cls.of(os.getpid())
 
     def is_gone(self) -> bool:
-        """True if it is known to be dead: only a process of this machine, as this process sees it, can be."""
+        """Whether it has certainly ended. This is visible only on the same machine, in the same PID namespace."""
         if (self.host, self.pid_namespace) != (socket.gethostname(), _pid_namespace()):
             return False
         try:
@@ -73,7 +73,7 @@ def _started_seconds(process: psutil.Process) -> float:
 
 
 def _pid_namespace() -> int:
-    """Containers may share a host name and not see each other's processes."""
+    """The PID namespace. It distinguishes containers that share a host name but do not see each other's processes."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -81,7 +81,7 @@ def _pid_namespace() -> int:
 
 
 class Phase(StrEnum):
-    """What a driver says of itself; ``launched`` is said for it, until it speaks."""
+    """The phase in a driver's heartbeat; its launcher writes ``launched`` until the driver writes its own."""
 
     LAUNCHED = "launched"
     STARTING = "starting"
@@ -91,7 +91,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryProgress:
-    """One query of a driver after its last batch. ``stepped`` is when it last showed that it goes on."""
+    """One query of a driver after its last batch. ``stepped`` is the time of its last sign of progress."""
 
     topic: str
     stepped: float
@@ -118,9 +118,9 @@ class Beat:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """A request to end after the micro-batch under way, or first when what waits now is read (``drain``).
+    """A request to end after the micro-batch under way; with ``drain``, first to read all records that wait now.
 
-    ``seconds`` is how long the driver may take: then it ends hard, but one that drains stops undrained.
+    ``seconds`` is how long the driver may take. After that it is killed, but a draining driver first stops undrained.
     """
 
     time: float
@@ -130,13 +130,13 @@ class Stop:
 
     @property
     def patience_seconds(self) -> float:
-        """How long after it has seen this the driver may still be there."""
+        """How long the driver may still run after it has seen the request."""
         return self.seconds + (STOP_SECONDS if self.drain else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """How an epoch ended, said by its driver or by the one who found it dead."""
+    """How an epoch ended. Its driver writes it, or the process that found the driver dead."""
 
     time: float
     clean: bool
@@ -147,7 +147,7 @@ class Receipt:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """All that is known of one epoch; ``owner`` is the process that took the lease: the driver, or who launches it."""
+    """The documents of one epoch. ``owner`` is the process that took the lease: the driver, or its launcher."""
 
     number: int
     taken: float
@@ -159,45 +159,45 @@ class Epoch:
 
     @property
     def holder(self) -> Owner | None:
-        """The process that runs, as far as it is known."""
+        """The running process, by the newest heartbeat, else by the lease."""
         return self.beat.owner if self.beat else self.owner
 
     @property
     def phase(self) -> Phase:
-        """What it says of itself, or what the lease alone tells."""
+        """The phase in its newest heartbeat; without a heartbeat, the lease decides it."""
         if self.beat:
             return self.beat.phase
         return Phase.LAUNCHED if self.launched else Phase.STARTING
 
     @property
     def is_launch(self) -> bool:
-        """Whether its driver has yet to speak for the first time."""
+        """Whether it was launched and its driver has not written its own first heartbeat yet."""
         return self.phase is Phase.LAUNCHED
 
     @property
     def last_sign(self) -> float:
-        """When somebody last showed that it lives."""
+        """The time of its newest heartbeat, or of its lease if there is no heartbeat."""
         return self.beat.time if self.beat else self.taken
 
     @property
     def queries(self) -> tuple[QueryProgress, ...]:
-        """What it last said of its queries."""
+        """The queries in its newest heartbeat."""
         return self.beat.queries if self.beat else ()
 
     @property
     def log(self) -> str | None:
-        """Where its log is, if it has said so."""
+        """The path of its log, if a heartbeat names it."""
         return self.beat.log if self.beat else None
 
     @property
     def lag(self) -> int | None:
-        """How many records wait, over all queries that know."""
+        """How many records wait, summed over the queries that report it."""
         known = [query.lag for query in self.queries if query.lag is not None]
         return sum(known) if known else None
 
 
 class Health(StrEnum):
-    """The state of an epoch, and so of a stream: that of its newest."""
+    """The state of an epoch. A stream has the state of its newest epoch."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -214,9 +214,9 @@ class Health(StrEnum):
 
 
 def health(epoch: Epoch, now: float, *, gone: bool = False) -> Health:
-    """How an epoch does; ``gone`` says that its process is known to have ended.
+    """The state of an epoch; ``gone`` means that its process has certainly ended.
 
-    A last sign from the future is as old as one from the past: clocks differ, and are set anew.
+    A last sign in the future counts as one equally far in the past, because clocks differ and are corrected.
     """
     if epoch.receipt:
         return Health.STOPPED if epoch.receipt.clean else Health.FAILED
@@ -230,13 +230,13 @@ def health(epoch: Epoch, now: float, *, gone: bool = False) -> Health:
 
 
 def stalled_queries(epoch: Epoch, now: float) -> list[QueryProgress]:
-    """Those that have not made a step for too long."""
+    """The queries that have made no progress for too long."""
     beat = epoch.beat
     return [query for query in beat.queries if now - query.stepped > beat.stall_seconds] if beat else []
 
 
 def failures(history: Sequence[Epoch]) -> int:
-    """How many epochs in a row, up to the newest that has ended, failed before they were well."""
+    """How many ended epochs failed in a row, up to the newest. The failure of a healthy driver begins a new series."""
     count = 0
     for epoch in reversed(history):
         if epoch.receipt is None:
@@ -250,7 +250,7 @@ def failures(history: Sequence[Epoch]) -> int:
 
 
 def backoff_seconds(failed: int, seed: str) -> float:
-    """How long to wait after so many failures: doubled each time, and spread so that jobs do not start together."""
+    """How long to wait after so many failures. It doubles each time, and ``seed`` varies it so that jobs spread out."""
     if not failed:
         return 0.0
     longest = min(FIRST_BACKOFF_SECONDS * 2.0 ** (failed - 1), LONGEST_BACKOFF_SECONDS)
@@ -259,14 +259,14 @@ def backoff_seconds(failed: int, seed: str) -> float:
 
 @dataclass(frozen=True)
 class Attach:
-    """A driver lives: follow it."""
+    """A driver runs: follow it."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The last one failed: not before this moment."""
+    """The last driver failed: start none before this moment."""
 
     until: float
     failures: int
@@ -274,11 +274,11 @@ class Wait:
 
 @dataclass(frozen=True)
 class Launch:
-    """Nobody runs, and nothing speaks against a start."""
+    """No driver runs, and one may start now."""
 
 
 def next_step(history: Sequence[Epoch], now: float, *, job: str, gone: bool = False) -> Attach | Wait | Launch:
-    """What a supervisor does next, from all epochs that are known, the newest last; ``gone`` is about the newest."""
+    """Choose a supervisor's next step from the epochs, newest last; ``gone``: the newest one's process has ended."""
     if not history:
         return Launch()
     newest = history[-1]
@@ -287,5 +287,5 @@ def next_step(history: Sequence[Epoch], now: float, *, job: str, gone: bool = Fa
     failed = failures(history)
     ended = newest.receipt.time if newest.receipt else newest.last_sign
     wait = backoff_seconds(failed, f"{job} {newest.number}")
-    # An end in the future is one by another clock.
+    # An end in the future was written by another clock, and delays nothing.
     return Wait(ended + wait, failed) if ended <= now < ended + wait else Launch()

@@ -1,7 +1,7 @@
-"""Which events a pipeline still needs. Its recompute and its account say so, each in its control folder.
+"""Which events a pipeline still needs. Its recompute and its account each write a time into their control folder.
 
-`ingest` removes old events, and asks here first. A job that never ran needs nothing. One that ran and has not said
-what it needs may need everything.
+`ingest` reads these times before it removes old events. A job that never ran needs no events. A job that ran but has
+written no time may need all events.
 """
 
 from collections.abc import Iterable
@@ -19,21 +19,21 @@ _FOR_EVER_MS = 2**62
 
 
 def say_needed(lake_root: Folder, job: str, from_ms: int) -> None:
-    """Say from which time on a job needs events. Events are removed by whole hours, so only a new hour is written."""
+    """Write the time from which a job needs events, but only a new hour: events are removed by whole hours."""
     control, from_ms = Control.of(lake_root, job), max(0, from_ms - from_ms % HOUR_MS)
     if _said(control) != from_ms:
         control.documents.replace(EVENTS_NEEDED, {"from_ms": from_ms})
 
 
 def said_needed(lake_root: Folder, job: str) -> int | None:
-    """What a job has said last; none if it has not, or if it cannot be read."""
+    """The time that a job wrote last; None if it wrote none, or if the document cannot be read."""
     return _said(Control.of(lake_root, job))
 
 
 def needed_from(
     lake_root: Folder, source: Source, pipelines: Iterable[Pipeline] = tuple(PIPELINES.values())
 ) -> dict[str, int]:
-    """From which time on each job over a source needs its events."""
+    """For each job over a source, the time from which it needs events."""
     found = {}
     for pipeline in pipelines:
         for job in (pipeline.recompute_job, pipeline.account_job) if pipeline.source.name == source.name else ():
@@ -45,7 +45,7 @@ def needed_from(
 
 
 def first_needed_ms(needed: dict[str, int]) -> int:
-    """The earliest of these times."""
+    """The earliest of these times; a time in the far future if there are none."""
     return min(needed.values(), default=_FOR_EVER_MS)
 
 

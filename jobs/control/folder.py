@@ -1,8 +1,8 @@
-"""The control folder of a streaming job: who may write, whether it lives, what it is asked, and how it ended.
+"""The control folder of a streaming job: its leases, heartbeats, requests to stop, and receipts.
 
 Each epoch has a lease, a heartbeat, a receipt, and a stop request if there was one. A lease is created once and never
-changed: the newest epoch holds. So two drivers that start together cannot both win, and a driver that was overtaken
-sees it by one look for the next epoch.
+changed, and only the newest epoch may write. So two drivers that start together cannot both win. An overtaken driver
+notices it when it looks for the lease of the next epoch.
 """
 
 import logging
@@ -61,21 +61,21 @@ class Control:
         return cls(Documents.at(lake_root / control_of(job), report_of(lake_root)), job)
 
     def newest(self) -> int:
-        """The epoch that holds; 0 if nobody ever did."""
+        """The number of the newest epoch, which holds the lease; 0 if there was no epoch yet."""
         return max(self._numbers(), default=0)
 
     def newest_epoch(self) -> Epoch | None:
-        """All that is known of the epoch that holds."""
+        """The documents of the newest epoch, which holds the lease."""
         newest = self.newest()
         return self.epoch(newest) if newest else None
 
     def history(self) -> list[Epoch]:
-        """The last epochs, the newest last."""
+        """The epochs that are kept, the newest last."""
         return [self.epoch(number) for number in sorted(self._numbers())]
 
     def epoch(self, number: int) -> Epoch:
-        """All that is known of one."""
-        # A lease that a power cut emptied was taken by nobody who is still there.
+        """The documents of one epoch."""
+        # A power cut may have emptied the lease; then the process that took it has ended, too.
         taken, owner, launched = self._read("lease", number, _lease) or (0.0, None, False)
         return Epoch(
             number=number,
@@ -88,7 +88,7 @@ class Control:
         )
 
     def health(self, epoch: Epoch) -> Health:
-        """How it does now, by all that can be known from here. Before it is called dead it is looked at for a while."""
+        """Its state now, as seen from this machine. An epoch is watched for a while before it counts as dead."""
         gone = is_gone(epoch)
         state = health(epoch, time.time(), gone=gone)
         if state is not Health.DEAD or gone or epoch.beat is None:
@@ -102,7 +102,7 @@ class Control:
         return state
 
     def settle(self) -> None:
-        """Write the receipt of a driver that died without a word."""
+        """Write the receipt of a driver that ended without one."""
         epoch = self.newest_epoch()
         if epoch and self.health(epoch) is Health.DEAD:
             self._bury(epoch)
@@ -111,7 +111,7 @@ class Control:
         self.end(epoch.number, Receipt(time=time.time(), clean=False, cause=death_of(epoch)))
 
     def next_step(self) -> Attach | Wait | Launch:
-        """What a supervisor does now."""
+        """Choose a supervisor's next step now."""
         self.settle()
         history = self.history()
         if history and self.health(history[-1]).alive:
@@ -119,19 +119,19 @@ class Control:
         return next_step(history, time.time(), job=self.job)
 
     def forgive(self, by: str) -> None:
-        """Forget the failures so far: an operator says that it may start at once. Refused while a driver lives."""
+        """Forget the failures so far, so that an operator can start the job at once. Refused while a driver runs."""
         number = self.reserve(Owner.this_process())
         self.end(number, Receipt(time=time.time(), clean=True, cause=f"failures forgotten: {by}"))
 
     def reserve(self, owner: Owner, *, launched: bool = False) -> int:
-        """Take the next epoch, unless the holder of the last one lives; ``launched``: for a driver still to come."""
+        """Take the next epoch, unless the last holder runs; ``launched``: it is for a driver that starts later."""
         self.documents.require_exclusive_create()
         last = self.newest()
         if last:
             self._refuse_if_alive(last)
         taken = {"time": time.time(), "owner": asdict(owner), "launched": launched}
         created = self.documents.create(_name("lease", last + 1), taken)
-        # One that slept since its look at the newest epoch may find its name free again: it was pruned.
+        # If this process was suspended since `newest`, the name may be free again because its lease was pruned.
         if not created or self.newest() > last + 1:
             raise Refusal(f"another driver of {self.job!r} started at the same moment and holds the lease")
         self._prune(last + 1 - KEPT_EPOCHS)
@@ -152,35 +152,35 @@ class Control:
             self._bury(epoch)
 
     def claim(self, number: int, owner: Owner) -> bool:
-        """Become the driver of an epoch whose lease somebody else took; False if there is one already."""
+        """Become the driver of an epoch that the launcher took; False if the epoch has a driver already."""
         self.documents.require_exclusive_create()
         return self.documents.create(_name("driver", number), asdict(owner))
 
     def beat(self, number: int, beat: Beat) -> None:
-        """Show that an epoch lives. After a power cut it does not, so its heartbeat need not be durable."""
+        """Write the heartbeat of an epoch. It need not be durable, because no driver survives a power cut."""
         self.documents.replace(_name("heartbeat", number), asdict(beat), durable=False)
 
     def ask_to_stop(self, number: int, stop: Stop) -> None:
-        """Ask the driver of an epoch to end; a later request takes the place of an earlier one."""
+        """Ask the driver of an epoch to end; a later request replaces an earlier one."""
         self.documents.replace(_name("stop", number), asdict(stop))
 
     def end(self, number: int, receipt: Receipt) -> bool:
-        """Say how an epoch ended; the first word counts."""
+        """Write how an epoch ended; False if it has a receipt already, which stays."""
         return self.documents.create(_name("receipt", number), asdict(receipt))
 
     def is_over(self, number: int) -> bool:
         """Whether a newer epoch exists, or this one has its receipt."""
         successor, receipt, own = _name("lease", number + 1), _name("receipt", number), _name("lease", number)
         exists = self.documents.exists
-        # One that slept long enough finds all that was said of it pruned, its own lease too.
+        # After a long suspension a driver finds all documents of its epoch pruned, its own lease too.
         return exists(successor) or exists(receipt) or not exists(own)
 
     def stop_of(self, number: int) -> Stop | None:
-        """What the driver of an epoch is asked."""
+        """The stop request to the driver of an epoch, if there is one."""
         return self._read("stop", number, _stop)
 
     def _read(self, kind: str, number: int, parse: Callable[[dict[str, Any]], _Document]) -> _Document | None:
-        """One document; one that another version wrote and this one cannot read tells nothing."""
+        """One document; None if it is missing, or if another version wrote it and this version cannot read it."""
         document = self.documents.read(_name(kind, number))
         try:
             return parse(document) if document is not None else None
@@ -204,7 +204,7 @@ def is_gone(epoch: Epoch) -> bool:
 
 
 def death_of(epoch: Epoch) -> str:
-    """A sentence about a driver that left none."""
+    """A sentence about a driver that left no receipt."""
     holder = epoch.holder
     who = f"process {holder.pid} on {holder.host}" if holder else "its process"
     if epoch.beat is None or epoch.is_launch:
@@ -218,7 +218,7 @@ def death_of(epoch: Epoch) -> str:
 
 
 def last_words(epoch: Epoch) -> str:
-    """What its log says last that a reader can use: the sentence of a refusal, else the last line."""
+    """The most useful line at the end of its log: the sentence of a refusal, else the last line."""
     if epoch.log is None:
         return "no log is known"
     try:
@@ -267,6 +267,6 @@ def _receipt(document: dict[str, Any]) -> Receipt:
 
 
 def _known(kind: type, document: dict[str, Any]) -> dict[str, Any]:
-    """A driver of a newer version may say more."""
+    """The fields that this version has. A driver of a newer version may write more."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in document.items() if name in names}

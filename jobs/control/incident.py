@@ -1,4 +1,4 @@
-"""What an incident is: what it is called, what happens to it, and what was told of it."""
+"""The parts of an incident: its key, the events in its life, and the messages about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,37 +13,37 @@ def crash_loop(job: str) -> str:
 
 
 def stalled(job: str) -> str:
-    """The key of a stream that lives and makes no step."""
+    """The key of a stream that runs but makes no progress."""
     return f"stream.{job}.stalled"
 
 
 def lost(source: str) -> str:
-    """The key of records that `ingest` has passed over, since a reset told it to."""
+    """The key of records that `ingest` passed over because of a reset."""
     return f"stream.{INGEST}.lost.{source}"
 
 
 def blocked(pipeline: str, slice_: str) -> str:
-    """The key of a slice that its checks keep from being published."""
+    """The key of a slice that failed its audit and is not published."""
     return f"recompute.{pipeline}.blocked.{slice_}"
 
 
 def served(pipeline: str) -> str:
-    """The key of rows that are served and fail their checks."""
+    """The key of served rows that fail their checks."""
     return f"check.{pipeline}.served"
 
 
 def unexplained(pipeline: str) -> str:
-    """The key of a difference between live and final rows that nothing explains."""
+    """The key of a difference between live and final rows that no event explains."""
     return f"account.{pipeline}.unexplained"
 
 
 def failed_run(dag_id: str) -> str:
-    """The key of a DAG whose newest run failed."""
+    """The key of a DAG after a failure of its newest run."""
     return f"dag.{dag_id}.failed"
 
 
 def missed_deadline(dag_id: str) -> str:
-    """The key of a DAG with a run that is late."""
+    """The key of a DAG with a run that missed its deadline."""
     return f"dag.{dag_id}.deadline"
 
 
@@ -58,7 +58,7 @@ def full_disk() -> str:
 
 
 class Happening(StrEnum):
-    """What a document says."""
+    """The kind of a document of an incident."""
 
     OPENED = "opened"
     UPDATED = "updated"
@@ -68,7 +68,7 @@ class Happening(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One incident as it stands: opened at, last word at, whether it is over, and whether people were told so."""
+    """The state of one incident: its times, its text, whether it is over, and which messages were sent."""
 
     key: str
     opened: float
@@ -76,20 +76,20 @@ class Incident:
     text: str
     closed: bool
     link: str | None = None
-    # The last word before it was closed.
+    # The last text before it was closed.
     was: str | None = None
     told_opened: bool = False
     told_closed: bool = False
 
     @property
     def told(self) -> bool:
-        """Whether there is nothing left to tell."""
+        """Whether no message about it is left to send."""
         return self.told_closed if self.closed else self.told_opened
 
 
 @dataclass(frozen=True, kw_only=True)
 class Untold:
-    """A message that is due: about which word, what else it covers, and which channels have it already."""
+    """A message that is due: the word it is about, the newest word it covers, and the channels that have sent it."""
 
     incident: Incident
     number: int
@@ -99,5 +99,5 @@ class Untold:
 
     @property
     def due(self) -> float:
-        """Since when it is due."""
+        """The time since which it is due."""
         return self.incident.updated if self.incident.closed else self.incident.opened

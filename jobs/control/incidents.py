@@ -1,14 +1,14 @@
-"""What an operator must know: opened once, updated, closed when it is over; and what was told of it, to whom.
+"""The incidents of a lake, for its operators: each is opened once, updated, and closed when it is over.
 
-An incident is a row of small documents, readers fold them:
+An incident is a series of small documents, and a reader combines them:
 
-    KEY-NUMBER                  a word: opened, updated or closed; created once and never changed
-    KEY-NUMBER.told             nothing up to this word is left to tell
-    KEY-NUMBER.CHANNEL.TRY      a message about this word: claimed by one who sends it, then sent
-    dag.DAG.seen                the newest run of a DAG of whose failure somebody has taken notice; one for each DAG
+    KEY-NUMBER                  a word: it opens, updates or closes the incident; created once and never changed
+    KEY-NUMBER.told             no message about the words up to this one is left to send
+    KEY-NUMBER.CHANNEL.TRY      a message about this word: claimed by its sender, then sent
+    dag.DAG.seen                a DAG's newest failed run that has an incident; one document for each DAG
 
-At most one message is due per incident: that it is open, or that it is over. One that is over before anybody was told
-of its opening is told once, by its end, which says what it was.
+At most one message is due per incident: that it is open, or that it is over. If an incident is over before the message
+about its opening was sent, one message is sent. It reports the end and repeats the text before it.
 """
 
 import re
@@ -23,9 +23,9 @@ from jobs.pipelines.layout import INCIDENTS
 from jobs.storage.documents import UNREADABLE, Documents, Report
 from jobs.storage.folders import Folder
 
-# News of an open incident is kept once an hour: one that repeats every few minutes needs no line for each time.
+# News of an open incident is kept once an hour: an incident that repeats every few minutes needs no more lines.
 _NEWS_SECONDS = 3600.0
-# A claim without a word after it is dead: far longer than any channel takes to send, or to give up.
+# A claim of this age without a sent message is void. Every channel sends, or gives up, in far less time.
 CLAIM_SECONDS = 600.0
 _NAME = re.compile(r"(?P<key>.+)-(?P<number>\d{6,})(?:\.(?P<told>told)|\.(?P<channel>\w+)\.(?P<attempt>\d+))?")
 
@@ -45,7 +45,7 @@ class _Word:
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """The documents of one key, by their names alone."""
+    """The documents of one key, as their names show them."""
 
     key: str
     words: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class _Row:
 
     @property
     def newest(self) -> int:
-        """The highest number in use. A removal may have left a note without its word: the number is not free."""
+        """The highest number in use. A number stays in use if a removal has left only a note without its word."""
         return max([*self.words, *self.told, *self.messages], default=0)
 
     @property
@@ -62,7 +62,7 @@ class _Row:
         return max(self.told, default=0) >= max(self.words, default=0)
 
     def notes(self, numbers: range) -> tuple[list[str], list[str]]:
-        """The names of what was claimed and of what was told about these words."""
+        """The names of the claims and of the `told` notes of these words."""
         claimed = [
             f"{_word(self.key, number)}.{channel}.{attempt}"
             for number in sorted(self.messages.keys() & set(numbers))
@@ -72,7 +72,7 @@ class _Row:
 
 
 class Incidents:
-    """The incidents of a lake, each known by a key such as `stream.ingest.crash-loop`."""
+    """The incidents of a lake, each with a key such as `stream.ingest.crash-loop`."""
 
     def __init__(self, documents: Documents) -> None:
         """Use `of` for a lake."""
@@ -80,11 +80,11 @@ class Incidents:
 
     @classmethod
     def of(cls, lake_root: Folder) -> "Incidents":
-        """Those of the lake below a root."""
+        """The incidents of the lake below a root."""
         return cls(Documents.at(lake_root / INCIDENTS))
 
     def open(self, key: str, text: str, *, link: str | None = None) -> bool:
-        """Open an incident, or say something new about one that is open; whether it was opened now."""
+        """Open an incident, or add news to an open one; returns whether it was opened now."""
         row = self._row(key)
         last = self._last(row)
         if last is None or last.closes:
@@ -92,12 +92,12 @@ class Incidents:
         if last.text != text and time.time() - last.time > _NEWS_SECONDS:
             added = self._add(row, Happening.UPDATED, text, link)
             if added and row.is_told:
-                # News of what was told is no message of its own.
+                # The message about the opening was sent, and news needs no further message.
                 self._settle(key, row.newest + 1, ())
         return False
 
     def close(self, key: str, text: str) -> bool:
-        """Close an incident; whether it was open."""
+        """Close an incident; returns whether it was open."""
         return self._close(self._row(key), text)
 
     def _close(self, row: _Row, text: str) -> bool:
@@ -105,24 +105,25 @@ class Incidents:
         return last is not None and not last.closes and self._add(row, Happening.CLOSED, text, None)
 
     def still_open(self, *prefixes: str) -> list[Incident]:
-        """Those that are not over and whose key begins so."""
+        """The open incidents with a key that begins with one of the prefixes."""
         rows = [row for row in self._rows().values() if row.key.startswith(prefixes)]
-        # Of the others, which only grow in number, no more is read than that they are over.
+        # The closed ones only grow in number, so of each only the last word is read.
         still = [row for row in rows if (last := self._last(row)) and not last.closes]
         return self._folded(still, lambda incident: not incident.closed)
 
     def close_blocked(self, pipeline: str, slices: Iterable[str]) -> None:
-        """Close those of slices that are final now. However many slices, the names are listed once."""
+        """Close the incidents of slices that are final now. The names are listed once for all slices together."""
         keys = {blocked(pipeline, name) for name in slices}
         for row in self._rows().values() if keys else ():
             if row.key in keys:
                 self._close(row, "the slice is final now")
 
     def discard_old(self, kept_seconds: float) -> int:
-        """Remove incidents that were over and told so long ago; how many documents went.
+        """Remove incidents that have been over, with all messages sent, for so long; returns the count of documents.
 
-        They go from the oldest of a key on, the opening first and what was told last. So whoever reads meanwhile finds
-        an incident that is over and told, or none, and a removal that was cut short is finished by the next.
+        The oldest incident of a key goes first: its claims, its words from the opening on, and last its `told` notes.
+        So a reader meanwhile finds an incident that is over and sent, or none. If a removal is cut short, the next one
+        finishes it.
         """
         before, gone = time.time() - kept_seconds, 0
         for row in self._rows().values():
@@ -133,12 +134,12 @@ class Incidents:
         return gone
 
     def _old(self, row: _Row, before: float) -> list[str]:
-        """The documents of incidents that may go, in the order in which they may."""
+        """The documents of incidents that may be removed, in the order of removal."""
         found: list[str] = []
         chapters = self._chapters(row)
         for at, chapter in enumerate(chapters):
             first, last = chapter[0], chapter[-1]
-            # One that another was opened behind is over, too: its end was lost.
+            # An incident with a later opening behind it is over, too: its closing word was lost.
             over = last.closes or at + 1 < len(chapters)
             if not (over and last.time < before and max(row.told, default=0) >= last.number):
                 break
@@ -148,9 +149,9 @@ class Incidents:
         return found
 
     def _left_behind(self, row: _Row, before: float) -> list[str]:
-        """What a removal that was cut short has left: notes about words that are gone."""
+        """The notes without their words, as left by a removal that was cut short."""
         claimed, told = row.notes(range(min(row.words, default=row.newest + 1)))
-        # A name may be listed before that of its word, so what is new is left alone.
+        # A listing may have a note but not yet its word, so new notes are left alone.
         return [name for name in (*claimed, *told) if (self._documents.read(name) or {"time": 0})["time"] < before]
 
     def all(self) -> list[Incident]:
@@ -162,13 +163,13 @@ class Incidents:
         return sorted(filter(wanted, found), key=lambda incident: -incident.updated)
 
     def untold(self) -> list[Untold]:
-        """The messages that are due, of each key in order. Only what is not told yet is read."""
+        """The messages that are due, for each key in order. Only keys with a message left to send are read."""
         rows = [row for row in self._rows().values() if not row.is_told]
         found = [self._untold(row, chapter) for row in rows for chapter in self._chapters(row)]
         return [untold for untold in found if not untold.incident.told]
 
     def claim(self, untold: Untold, channel: str) -> str | None:
-        """The right to send a message through a channel; none if somebody else has it and may be sending."""
+        """Claim the right to send a message over a channel; None if another process sent it or may be sending it."""
         newest = untold.attempts.get(channel, 0)
         if newest and self._is_held(_attempt(untold, channel, newest)):
             return None
@@ -176,23 +177,23 @@ class Incidents:
         return name if self._documents.create(name, {"time": time.time(), "sent": False}) else None
 
     def note_sent(self, claim: str) -> None:
-        """The message of a claim has left."""
+        """Note that the message of a claim was sent."""
         self._documents.replace(claim, {"time": time.time(), "sent": True})
 
     def give_back(self, claim: str) -> None:
-        """The message of a claim could not be sent: whoever comes next may try."""
+        """Give up a claim after its message could not be sent, so that any process may try again."""
         self._documents.delete(claim)
 
     def settle(self, untold: Untold, channels: Iterable[str]) -> None:
-        """Nothing is left to tell of it: these channels have had it."""
+        """Note that no message is left to send about it, and that these channels sent it."""
         self._settle(untold.incident.key, untold.newest, channels)
 
     def note_failure(self, dag_id: str, run_id: str) -> None:
-        """Somebody has opened the incident that the failure of a run means, whatever its key."""
+        """Note that the failure of a run has its incident, under any key."""
         self._documents.replace(_seen(dag_id), {"run": run_id})
 
     def knows_failure(self, dag_id: str, run_id: str) -> bool:
-        """Whether somebody has."""
+        """Whether the failure of this run was noted."""
         return self._documents.read(_seen(dag_id)) == {"run": run_id}
 
     def _settle(self, key: str, number: int, channels: Iterable[str]) -> None:
@@ -202,13 +203,13 @@ class Incidents:
     def _is_held(self, claim: str) -> bool:
         document = self._documents.read(claim)
         if document is None:
-            # Given back a moment ago, or emptied by a power cut: only the latter is there, and nobody's.
+            # It was given back a moment ago, or a power cut emptied it. An emptied claim still exists, and is free.
             return not self._documents.exists(claim)
-        # Clocks differ and are set anew: a claim from far in the future is as dead as an old one.
+        # Clocks differ and are corrected: a claim from far in the future is as void as an old one.
         return bool(document["sent"]) or abs(time.time() - document["time"]) < CLAIM_SECONDS
 
     def _rows(self) -> dict[str, _Row]:
-        """What there is, from one look at the names."""
+        """All rows, from one listing of the names."""
         rows: dict[str, _Row] = {}
         for name in self._documents.names():
             parts = _NAME.fullmatch(name)
@@ -265,7 +266,7 @@ class Incidents:
         )
 
     def _add(self, row: _Row, happening: Happening, text: str, link: str | None) -> bool:
-        """The next word after those that were seen: of several that say one at once, one is heard."""
+        """Add the next word after the listed ones. Of several processes that add one at once, only one succeeds."""
         document: dict[str, Any] = {"happening": happening, "time": time.time(), "text": text}
         return self._documents.create(
             _word(row.key, row.newest + 1), document if link is None else {**document, "link": link}
@@ -273,7 +274,7 @@ class Incidents:
 
 
 def report_of(lake_root: Folder) -> Report:
-    """How people are told of a small file that could not be read: an incident that is over at once."""
+    """Return a function that reports an unreadable small file by an incident that is over at once."""
 
     def report(file: Path) -> None:
         incidents, name = Incidents.of(lake_root), str(file.relative_to(str(lake_root)))

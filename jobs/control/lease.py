@@ -1,4 +1,4 @@
-"""The lease of a streaming job or of a pipeline: held by one process at a time, which ends when it has lost it."""
+"""The lease of a streaming job or of a pipeline. One process at a time holds it, and ends when it has lost it."""
 
 import logging
 import os
@@ -27,10 +27,10 @@ from jobs.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
-# Set for a driver whose lease was taken by the one who started it.
+# Set for a driver if its launcher took the lease for it.
 EPOCH_VARIABLE = "TIDELINE_EPOCH"
 LOG_VARIABLE = "TIDELINE_DRIVER_LOG"
-# An overtaken driver, or one past its deadline, that does not come to its end by itself is ended.
+# An overtaken driver, or one that hangs while it stops, is killed after this time if it does not end by itself.
 GRACE_SECONDS = 30.0
 
 
@@ -49,7 +49,7 @@ class Lease:
         self._beat = beat
         self._die = die or end_this_process
         self._lost_at: float | None = None
-        # By this machine's steady clock: the time of day may be set anew.
+        # By this machine's monotonic clock, because the time of day may be corrected.
         self._since = time.monotonic()
         self._stop_seen: tuple[Stop, float] | None = None
         self._ended = threading.Event()
@@ -57,7 +57,7 @@ class Lease:
 
     @classmethod
     def acquire(cls, control: Control, env: Mapping[str, str] = os.environ, **beat: Any) -> "Lease":
-        """Take the next epoch, or the one that was taken for this process by the one who started it."""
+        """Take the next epoch, or the epoch that the launcher took for this process."""
         owner = Owner.this_process()
         if env.get(EPOCH_VARIABLE):
             epoch = int(env[EPOCH_VARIABLE])
@@ -73,28 +73,28 @@ class Lease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the heartbeat has seen a successor, or a receipt that says this driver is dead."""
+        """Whether the heartbeat thread saw a newer epoch, or a receipt that declares this driver dead."""
         return self._lost_at is not None
 
     def check(self) -> None:
-        """Raise if another driver has taken over, or this one was declared dead: looked up before each commit."""
+        """Raise if another driver has taken over, or if this one was declared dead. Call it before each commit."""
         if self.is_lost or self.control.is_over(self.epoch):
             raise LeaseLostError(f"epoch {self.epoch} of {self.control.job!r} was overtaken: this driver ends")
 
     def show(self, **changes: Any) -> None:
-        """What the next heartbeats say."""
+        """Change the contents of the next heartbeats."""
         if changes.get("phase", self._beat.phase) is not self._beat.phase:
             self._since = time.monotonic()
         self._beat = replace(self._beat, **changes)
 
     def release(self, receipt: Receipt) -> None:
-        """Stop beating, and say how it ended; the next driver need not wait."""
+        """Stop the heartbeat and write the receipt, so that the next driver need not wait."""
         self._ended.set()
         self._beating.join()
         self.control.end(self.epoch, receipt)
 
     def _beat_until_ended(self) -> None:
-        """Whatever Spark does: nothing here waits for it."""
+        """Write heartbeats until the lease is released. Nothing here waits for Spark."""
         while not self._ended.wait(BEAT_SECONDS):
             try:
                 if self._lost_at is None and self.control.is_over(self.epoch):
@@ -103,12 +103,12 @@ class Lease:
                     self.stop = self.control.stop_of(self.epoch)
                     self.control.beat(self.epoch, replace(self._beat, time=time.time()))
             except Exception:
-                # A full disk may pass: one that beats no more would be taken for dead.
+                # A full disk may pass, and a driver without heartbeats would count as dead.
                 log.warning("no heartbeat of %s could be written", self.control.job, exc_info=True)
             self._end_if_due()
 
     def _end_if_due(self) -> None:
-        """A driver that does not come to its end by itself is ended, whatever holds it."""
+        """Kill a driver that does not end by itself, whatever blocks it."""
         if self._lost_at is not None and time.monotonic() - self._lost_at > GRACE_SECONDS:
             log.error("this driver was overtaken and does not come to its end: it ends now")
             self._die()
@@ -134,9 +134,9 @@ class Lease:
 
 
 def end_this_process() -> None:
-    """At once, with the JVM: whatever holds the main thread."""
+    """Kill this process and its JVM at once, whatever blocks the main thread."""
     me = psutil.Process()
-    # Under spark-submit the JVM is the parent; otherwise the parent is nobody of ours.
+    # Under spark-submit the JVM is the parent; otherwise the parent is not part of this driver.
     parents = me.parents()[:1] if "PYSPARK_GATEWAY_PORT" in os.environ else []
     for process in [*me.children(recursive=True), *parents]:
         with suppress(psutil.Error):

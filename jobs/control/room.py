@@ -1,7 +1,7 @@
-"""The room that is left on the disk of a lake. Below a reserve nothing new is begun, so that work under way can end.
+"""The free room on the disk of a lake. Below a reserve no new work begins, so that work under way can end.
 
-Streams wait before their next micro-batch, and tasks before they begin. One incident tells of it, and is over when
-there is room again. A bucket has no such bound.
+Streams wait before their next micro-batch, and tasks wait before they begin. One incident reports the full disk, and
+closes when there is room again. A bucket has no such limit.
 """
 
 import logging
@@ -18,30 +18,31 @@ from jobs.storage.folders import Folder, create_whole, make_folder
 
 log = logging.getLogger(__name__)
 
-# Takes some bytes of the disk until it is full. Then it is deleted: heartbeats, receipts and the incident need them.
+# A file that holds some bytes until the disk is full. Then it is deleted, since heartbeats, receipts and the incident
+# need those bytes.
 _SPARE = "control/_spare"
 _SPARE_BYTES = 1024 * 1024
-# So much more than the reserve must be free before work goes on: at the border it would stop and go all the time.
+# Work goes on when this many times the reserve is free. At the reserve itself, work would stop and go all the time.
 _ENOUGH = 1.2
 
 
 class Room:
-    """What one process knows of the room for a lake. It is looked up anew with each question."""
+    """The free room for a lake, as one process sees it. `is_short` looks at the disk anew each time."""
 
     def __init__(self, lake_root: Folder, reserve: int) -> None:
-        """``reserve``: how many bytes must be free."""
+        """``reserve`` is how many bytes must be free."""
         self._root = lake_root
         self._reserve = reserve
-        # Whether this process has opened the incident; none: it has not looked yet.
+        # True: this process opened the incident. False: it saw enough room. None: it has not looked yet.
         self._told: bool | None = None
 
     @classmethod
     def of(cls, lake_root: Folder) -> Self:
-        """By the settings of this process."""
+        """The room with the reserve from the settings of this process."""
         return cls(lake_root, reserve_bytes())
 
     def is_short(self) -> bool:
-        """Whether to wait. The incident is opened, or closed, when that changes."""
+        """Whether work must wait. When that changes, the incident is opened or closed."""
         if not isinstance(self._root, Path) or not self._root.is_dir():
             return False
         disk = shutil.disk_usage(self._root)
@@ -49,7 +50,7 @@ class Room:
         try:
             self._report_full_disk(self._root, disk.free, disk.total) if short else self._keep_spare(self._root)
         except OSError as error:
-            # Another process was faster with the bytes that were left: the next look tries again.
+            # Another process took the bytes that were left. The next look tries again.
             log.warning("nobody can be told how much room the disk of the lake has: %s", error)
         return short
 
@@ -58,11 +59,11 @@ class Room:
         return self._reserve * _ENOUGH
 
     def _was_short(self, root: Path) -> bool:
-        """Without the spare: a lake that is new has none yet, and no incident either."""
+        """Whether the spare is missing and the incident is open. A new lake has neither."""
         return not (root / _SPARE).is_file() and bool(Incidents.of(root).still_open(full_disk()))
 
     def _report_full_disk(self, root: Path, free: int, total: int) -> None:
-        """The incident first: without it and without the spare, it would look as if nothing had ever been short."""
+        """Open the incident, then delete the spare. Without both, it would look as if the disk had never been full."""
         if self._told:
             return
         incidents, sentence = Incidents.of(root), self._sentence(root, free, total)
@@ -73,7 +74,7 @@ class Room:
         self._told = True
 
     def _keep_spare(self, root: Path) -> None:
-        """Where it is missing, the incident may be open: processes that run know that by it."""
+        """Close the incident and restore the spare. To any process a missing spare means: it may be open."""
         if self._told is False and (root / _SPARE).is_file():
             return
         Incidents.of(root).close(full_disk(), f"the disk of the lake ({root}) has room again: all goes on")

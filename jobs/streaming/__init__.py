@@ -1,1 +1,1 @@
-"""Streams: their jobs, their drivers, how they start, stop and are reset."""
+"""Streams: their jobs, their drivers, and how they start, stop and are reset."""

@@ -1,7 +1,7 @@
-"""The watermark adviser: how late events come, what the delay of now leaves out, and what a longer one would cost.
+"""The watermark adviser: how late events come, how many the present delay drops, and the price of a longer delay.
 
-By DuckDB over landed events, without Spark. It plays the stream's rule: the events of one trigger's length make a
-micro-batch, and what makes an event late in it is the newest event time of the batches up to the one before the last.
+It reads landed events with DuckDB, without Spark, and repeats the stream's rule. The events that arrive within one
+trigger make a micro-batch. The watermark for a micro-batch follows the newest event time up to two batches before it.
 """
 
 import json
@@ -28,28 +28,28 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What was seen and what follows. Shares are of events that count in every window into which they fall."""
+    """The measured lateness and the advice. Each share is the part of the events that count in all of their windows."""
 
     pipeline: str
     hours: float
     events: int
     wanted_share: float
-    # Quantile -> how much older than the newest event time before it an event is; 0: not older.
+    # Quantile -> how much older an event is than the newest event time that the stream had seen before; 0: not older.
     lateness_ms: Mapping[str, int]
     delay_seconds: int
     counted_share: float
     proposed_seconds: int
     proposed_share: float
-    # State rows that the live job keeps more (or fewer) with the proposed delay; none if no slice is final yet.
+    # How many more (or fewer) state rows the live job keeps with the proposed delay; None if no slice is final yet.
     more_rows: int | None
     sentence: str
 
     def to_json(self) -> str:
-        """For programs."""
+        """The advice as JSON, for programs."""
         return json.dumps(asdict(self))
 
     def table(self) -> Table:
-        """For people."""
+        """The lateness as a table, for people."""
         table = Table(title=f"{self.pipeline}: lateness of {self.events:,} events")
         for name in ("share of events", "is late by at most"):
             table.add_column(Text(name), justify="right")
@@ -99,10 +99,10 @@ def advise(
 
 
 def _arrived(landed: Landed, span_ms: int) -> duckdb.DuckDBPyConnection:
-    """A database with `events`: time and arrival in milliseconds of what was accepted in the newest span."""
+    """A database with the table `events`: event time and arrival, in milliseconds, of events accepted in the span."""
     actions: list[dict[str, Any]] = pa.table(landed.table.get_add_actions(flatten=True)).to_pylist()
     database = duckdb.connect()
-    # The machine is shared with the streams.
+    # One thread only, because the machine is shared with the streams.
     database.execute("SET TimeZone = 'UTC'; SET threads = 1")
     arrivals = {action["path"]: action.get("max.arrival_time") for action in actions}
     known = [arrival for arrival in arrivals.values() if arrival is not None]
@@ -122,9 +122,9 @@ def _arrived(landed: Landed, span_ms: int) -> duckdb.DuckDBPyConnection:
 
 
 def _needed(pipeline: Pipeline, trigger_ms: int) -> str:
-    """Each event with its lateness, and with the delay above which it counts in every window into which it falls.
+    """Each event with its lateness, and with the delay above which it counts in all of its windows.
 
-    It must be younger than the delay when its first window ends, and may be ahead of its arrival by the delay.
+    Its first window must end after the watermark, and its time may be ahead of its arrival by at most the delay.
     """
     window, delay_ms = pipeline.window, pipeline.watermark_delay_seconds * 1000
     first_end = (
@@ -148,7 +148,7 @@ def _row(database: duckdb.DuckDBPyConnection, sql: str) -> tuple[Any, ...]:
 
 
 def _more_rows(lake_root: Folder, pipeline: Pipeline, more_seconds: int) -> int | None:
-    """By the rows of the newest final slices: so many windows and keys begin in a second."""
+    """Estimate the rows from the newest final slices: rows (windows and keys) per second, times the added seconds."""
     final = FinalTable.read(lake_root, pipeline)
     newest = final.headers(final.days()[-2:]) if final else {}
     headers = [newest[name] for name in sorted(newest)[-100:]]

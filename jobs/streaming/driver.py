@@ -1,4 +1,4 @@
-"""The life of a driver: it takes the lease, its queries run until they are drained, asked to stop, or fail."""
+"""The life of a driver: it takes the lease, and runs its queries until they are drained, asked to stop, or fail."""
 
 import json
 import logging
@@ -30,13 +30,13 @@ QUIET_SECONDS = 15.0
 _CAUSE_LENGTH = 600
 
 Queries = Sequence[tuple[StreamingQuery, MicroBatches]]
-# The end of each topic now, for a driver that is to read so far and no further.
+# Returns the present end of each topic, for a driver that must read up to there and no further.
 Ends = Callable[[], Offsets]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Why a driver came to its end in order, and how far it got."""
+    """Why a driver ended cleanly, and how far it got."""
 
     why: str
     batches: dict[str, int]
@@ -44,7 +44,7 @@ class Ending:
 
 
 def supervised(settings: Settings, job: str, work: Callable[[Lease, threading.Event], Ending]) -> None:
-    """Do the work under the job's lease until the event is set; the receipt says how it ended, whatever happens."""
+    """Do the work under the job's lease until the event is set. A receipt says how it ended, also after a failure."""
     lease = Lease.acquire(Control.of(settings.lake_root, job), stall_seconds=settings.stall_seconds)
     log.info("%s holds epoch %d", job, lease.epoch)
     try:
@@ -60,7 +60,7 @@ def supervised(settings: Settings, job: str, work: Callable[[Lease, threading.Ev
 
 
 def _leave(lease: Lease, receipt: Receipt) -> None:
-    """Say what it failed of. A disk that is full takes no receipt: then the log has it, and the death is noticed."""
+    """Write the receipt of a failure. A full disk takes none: then the log has the cause, and the end is noticed."""
     try:
         lease.release(receipt)
     except OSError as error:
@@ -69,12 +69,12 @@ def _leave(lease: Lease, receipt: Receipt) -> None:
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set: the micro-batch under way finishes first."""
+    """An event that SIGTERM and SIGINT set, so that the micro-batch under way can finish first."""
     stop = threading.Event()
 
     def request(number: int, _frame: FrameType | None) -> None:
         log.info("%s: stopping after the current micro-batch", signal.Signals(number).name)
-        # Not in this thread: it may be about to wait for the event, with its lock in hand.
+        # Not in this thread, which may hold the event's lock because it is about to wait for the event.
         threading.Thread(target=stop.set).start()
 
     before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -86,11 +86,11 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
 
 class StreamFailedError(Refusal):
-    """A query ended with an error of Spark's; the log above has all of it."""
+    """A query ended with an error of Spark's; the log above has the whole error."""
 
 
 def run(queries: Queries, lease: Lease, stop: threading.Event, ends: Ends) -> Ending:
-    """Wait for all queries; if one fails or the lease is lost all are stopped, and the reason is raised."""
+    """Wait for all queries. If one fails or the lease is lost, stop all of them and raise the reason."""
     watch = _Watch(queries, lease, ends)
     why = "caught up"
     try:
@@ -121,14 +121,14 @@ def run(queries: Queries, lease: Lease, stop: threading.Event, ends: Ends) -> En
 
 
 class _Watch:
-    """What a driver sees of its queries while they run."""
+    """Watches a driver's queries while they run."""
 
     def __init__(self, queries: Queries, lease: Lease, ends: Ends) -> None:
         self._queries = queries
         self._lease = lease
         self._ends = ends
         self._drain_to: Offsets | None = None
-        # By this machine's steady clock: the time of day may be set anew, or be another's.
+        # By this machine's monotonic clock: the time of day may be corrected, or come from another machine.
         self._asked: tuple[Stop, float] | None = None
         self._shown_at = 0.0
         now = time.time()
@@ -136,7 +136,7 @@ class _Watch:
         self._seen: list[object] = [None] * len(queries)
 
     def asked(self, stop: threading.Event) -> str | None:
-        """Who wants the driver to end now, if anybody does."""
+        """Why the driver must end now; None if it need not."""
         if stop.is_set():
             return "stopped by a signal"
         request = self._lease.stop
@@ -151,7 +151,7 @@ class _Watch:
         return f"drained and stopped by {request.by}" if self._is_drained() else None
 
     def show(self) -> None:
-        """Tell the heartbeat, every now and then, what Spark says of its queries."""
+        """Hand Spark's progress of the queries to the heartbeat, once per heartbeat at most."""
         if time.monotonic() - self._shown_at < BEAT_SECONDS:
             return
         self._shown_at = time.monotonic()
@@ -159,7 +159,7 @@ class _Watch:
         self._lease.show(queries=tuple(self._progress))
 
     def _is_drained(self) -> bool:
-        """Whether all is read that was there when it was first asked."""
+        """Whether all records are read that were in the topics at the first call."""
         if self._drain_to is None:
             try:
                 self._drain_to = self._ends()
@@ -176,12 +176,12 @@ class _Watch:
     def _look(self, index: int) -> QueryProgress:
         query, batches = self._queries[index]
         if batches.waits_for_room:
-            # It is held up, but not stuck: another incident tells of it.
+            # The query waits for room on the disk, and another incident reports that: it is not stalled.
             return replace(self._progress[index], stepped=time.time())
         last = query.lastProgress
         if last is None or (seen := (last.batchId, last.timestamp)) == self._seen[index]:
             return self._progress[index]
-        # An idle query says so every ten seconds: that is a step, too.
+        # An idle query reports itself every ten seconds: that is a step, too.
         self._seen[index] = seen
         source = last.sources[0]
         return QueryProgress(
@@ -197,7 +197,7 @@ class _Watch:
 
 
 def _lag(latest: str | None, end: str | None) -> int | None:
-    """How many records a batch left in the topic, by Spark's own account."""
+    """How many records a batch left in the topic, by Spark's own report."""
     ends, latests = json.loads(end or "null"), json.loads(latest or "null")
     if ends is None or latests is None:
         return None
@@ -243,9 +243,9 @@ def _failed(query: StreamingQuery, batches: MicroBatches) -> bool:
 
 
 def _stop_between_batches(query: StreamingQuery, batches: MicroBatches) -> None:
-    """Stopping inside `foreachBatch` ends in a StackOverflowError, so wait until Spark has committed the last one.
+    """Stop a query after Spark has committed its last batch: inside `foreachBatch` it ends in a StackOverflowError.
 
-    No lock is held while Spark stops: it waits for its thread, which may just ask us to begin a batch.
+    No lock is held while Spark stops: it waits for its thread, and that thread may just call us to begin a batch.
     """
     batches.close()
     deadline = time.monotonic() + QUIET_SECONDS

@@ -1,6 +1,7 @@
-"""All streaming jobs together: how they do, and what an operator asks of them. Airflow is told first, then the driver.
+"""All streaming jobs together: show their states, and start, stop or restart them.
 
-Airflow decides whether a stream is wanted (its DAG is paused or not), the control folder says what is.
+A DAG in Airflow says whether its stream is wanted: it is paused or not. The control folder has the stream's real state.
+To stop, the DAG is paused first; only then the driver is asked to end.
 """
 
 import time
@@ -23,7 +24,7 @@ from jobs.storage.folders import Folder
 from jobs.times import utc
 
 DRAIN_SECONDS = 3600.0
-# The driver ends itself when its patience is over; nobody else need wait much longer.
+# How much longer than the driver's own limit its end is waited for. At that limit the driver kills itself.
 _MARGIN_SECONDS = 30.0
 _START_SECONDS = 240.0
 _POLL_SECONDS = 0.5
@@ -33,7 +34,7 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState:
-    """One row of `tideline streams status`. Without Airflow nobody knows whether a stream is wanted."""
+    """One row of `tideline streams status`. ``wanted`` is None without Airflow, which decides it."""
 
     job: str
     state: str
@@ -56,7 +57,7 @@ class StreamState:
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is wrong: it runs, or is not wanted."""
+        """Whether the stream is healthy: it runs, or it is not wanted."""
         if self.wanted is None:
             return self.state not in (Health.FAILED, Health.DEAD, Health.STALLED)
         return self.state in (Health.RUNNING, Health.STARTING) or not self.wanted
@@ -64,19 +65,19 @@ class StreamState:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The streaming jobs of a lake, and the Airflow that runs them; without one the drivers alone can be asked."""
+    """The streaming jobs of a lake, and the Airflow that runs them. Without it only running drivers can be asked."""
 
     lake_root: Folder
     api: AirflowApi | None
     report: Report = lambda line: None
 
     def status(self, jobs: Iterable[str] = STREAMS) -> list[StreamState]:
-        """How each job does."""
+        """The state of each job."""
         dags = self.api.dags(dag_id_of("%")) if self.api else {}
         return [self._state(job, dags.get(dag_id_of(job))) for job in jobs]
 
     def stop(self, jobs: Sequence[str], *, by: str, drain: bool = False, seconds: float | None = None) -> None:
-        """Pause the DAGs, else they would start the jobs again, ask the drivers to end, and wait until they have."""
+        """Pause the DAGs, so that they start no job again; ask the drivers to end, and wait until they have ended."""
         for job in jobs:
             if self.api:
                 self.api.pause(dag_id_of(job))
@@ -84,7 +85,7 @@ class Fleet:
         asked = self._end(jobs, Stop(time=time.time(), by=by, seconds=patience, drain=drain))
         for job in jobs:
             if self.api:
-                # A paused DAG keeps its run open for ever, with nothing that would run in it.
+                # Airflow never ends the run of a paused DAG by itself, and starts no task in it.
                 self.api.end_runs(dag_id_of(job), "success", f"stopped by {by}")
             if job not in asked:
                 self.report(f"{job}: no driver runs")
@@ -92,11 +93,11 @@ class Fleet:
                 Incidents.of(self.lake_root).close(key, f"switched off by {by}")
 
     def start(self, jobs: Sequence[str], *, by: str) -> None:
-        """Unpause the DAGs; a job that waits after failures is started at once."""
+        """Unpause the DAGs. A job that waits after failures is started at once."""
         self._begin(self._airflow("start"), jobs, by)
 
     def restart(self, jobs: Sequence[str], *, by: str, seconds: float | None = None) -> None:
-        """Let the drivers end after their micro-batch, and others begin where they ended; what is off stays off."""
+        """Let the drivers end after their micro-batch; new ones go on from there. A stream that is off stays off."""
         api = self._airflow("restart")
         off = [state.job for state in self.status(jobs) if not state.wanted and not state.lives]
         for job in off:
@@ -123,7 +124,7 @@ class Fleet:
             self._await_start(job, before[job])
 
     def _end(self, jobs: Sequence[str], stop: Stop) -> dict[str, int]:
-        """Ask every driver that lives, and wait until they have ended; the epochs that were asked."""
+        """Ask every running driver to end, and wait until they have; returns the epochs that were asked."""
         asked = self._ask(jobs, stop)
         for job, epoch in asked.items():
             self._await_end(job, epoch, stop.patience_seconds + _MARGIN_SECONDS)
@@ -151,7 +152,7 @@ class Fleet:
         self.report(f"{job}: epoch {epoch}: {receipt.cause if receipt else 'is gone'}")
 
     def _await_start(self, job: str, before: int) -> None:
-        """Until a driver speaks, or until it has failed to."""
+        """Wait until a driver has finished its start; refuse if it failed or takes too long."""
         control, deadline = self._control(job), time.monotonic() + _START_SECONDS
         while (newest := control.newest()) <= before or control.health(control.epoch(newest)) is Health.STARTING:
             if before and newest == before and control.health(control.epoch(before)).alive:
@@ -167,10 +168,10 @@ class Fleet:
         self.report(f"{job}: epoch {newest} is {health}")
 
     def _forgive(self, job: str, by: str) -> int:
-        """Let it start at once, whatever failed so far; the newest epoch, before which nothing is waited for."""
+        """Let the job start at once despite its failures; returns the newest epoch, since a start must be newer."""
         control = self._control(job)
         if isinstance(control.next_step(), Wait):
-            # Refused if it was started meanwhile: then there is nothing to wait for any more.
+            # This is refused if the job was started meanwhile: then it does not wait any more.
             with suppress(Refusal):
                 control.forgive(by)
                 self.report(f"{job}: its failures are forgotten")
@@ -203,13 +204,13 @@ class Fleet:
         )
 
     def incidents(self, jobs: Iterable[str] = STREAMS) -> list[str]:
-        """The open incidents of jobs, a sentence each, and what holds up all of them."""
+        """The texts of the jobs' open incidents, and of a full disk, which stops all jobs."""
         prefixes = [full_disk(), *(f"stream.{job}." for job in jobs)]
         return [incident.text for incident in Incidents.of(self.lake_root).still_open(*prefixes)]
 
 
 def _cause(epoch: Epoch, job: str, health: Health, wanted: bool | None) -> str:
-    """Why it is as it is, and what the operator may not expect."""
+    """Why the stream is in its state, or a warning that its driver runs while its DAG is paused."""
     if health is Health.DEAD:
         return death_of(epoch)
     if health.alive and wanted is False:
@@ -218,7 +219,7 @@ def _cause(epoch: Epoch, job: str, health: Health, wanted: bool | None) -> str:
 
 
 def known_jobs(jobs: Sequence[str]) -> tuple[str, ...]:
-    """The jobs that are named, all if none is; a `Refusal` for names that are none."""
+    """The named jobs, or all jobs if no name is given; a `Refusal` for an unknown name."""
     unknown = [job for job in jobs if job not in STREAMS]
     if unknown:
         raise Refusal(f"no streaming job is called {', '.join(unknown)}: choose from {', '.join(STREAMS)}")
@@ -226,12 +227,12 @@ def known_jobs(jobs: Sequence[str]) -> tuple[str, ...]:
 
 
 def as_rows(states: Iterable[StreamState]) -> list[dict[str, Any]]:
-    """For programs."""
+    """The states as rows, for programs."""
     return [asdict(state) for state in states]
 
 
 def table(states: Iterable[StreamState]) -> Table:
-    """For people."""
+    """The states as a table, for people."""
     shown = Table("stream", "wanted", "state", "epoch", "since (UTC)", "batch", "rows/s", "lag", "why")
     for state in states:
         since = utc(state.since) if state.since else ""

@@ -1,4 +1,4 @@
-"""`ingest`: land every source topic in `events/<source>`, exactly once, rejected records with their reason."""
+"""`ingest`: land every source topic in `events/<source>` exactly once; rejected records carry their reason."""
 
 import logging
 import threading
@@ -79,7 +79,7 @@ def _run_queries(
         events = landed(records, source)
         checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
         path, schema = settings.lake_root / source.events_table, streams.arrow_schema(events)
-        # To open a table may change it.
+        # Check the lease first, because opening a table may change it.
         lease.check()
         batches = MicroBatches(
             job=INGEST,
@@ -107,13 +107,13 @@ def _run_queries(
 
 
 def _kept(lake_root: Folder, source: Source) -> KeptEvents:
-    """Events are kept for as long as their source says, and longer where a pipeline is not done with them."""
+    """The rule by which events are kept: for the days of their source, and longer while a pipeline needs them."""
     kept, told_at = timedelta(days=source.events_kept_days), dict[str, float]()
 
     def needed_from_ms() -> int:
         needed, now = needed_from(lake_root, source), time.time()
         for job, from_ms in needed.items():
-            # 0: it has not said yet what it needs.
+            # 0 means that the job has not written its need yet.
             is_old = 0 < from_ms < round((now - kept.total_seconds()) * 1000) - _DAY_MS
             if is_old and now - told_at.get(job, 0.0) > _DAY_MS / 1000:
                 told_at[job] = now
@@ -124,7 +124,7 @@ def _kept(lake_root: Folder, source: Source) -> KeptEvents:
 
 
 def landed(records: DataFrame, source: Source) -> DataFrame:
-    """A source's records as its table has them: by the hour of the event, of the arrival where there is none."""
+    """A source's records as its table has them: by the hour of the event, or of the arrival if it has no event time."""
     hour = F.date_format(F.coalesce("event_time", "arrival_time"), HOUR_FORMAT)
     return parse(records, source).withColumn("hour", hour)
 

@@ -1,4 +1,4 @@
-"""A pipeline's live job: every window at once, as a number that still moves."""
+"""A pipeline's live job: it writes live rows of every window as soon as events come."""
 
 import threading
 from datetime import UTC, datetime, timedelta
@@ -64,7 +64,7 @@ def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient, lea
 
 
 def counted(records: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The accepted records that a live job counts: not those ahead of their arrival by more than the delay."""
+    """The accepted records that a live job counts, without those ahead of their arrival by more than the delay."""
     on_time = accepted(records, pipeline.source).where(~is_ahead(pipeline))
     return on_time.withWatermark("event_time", f"{pipeline.watermark_delay_seconds} seconds")
 
@@ -99,7 +99,7 @@ def _run_query(
         return rows + 1
 
     path, schema = settings.lake_root / pipeline.live_table, _table_schema(windows)
-    # To open a table may change it.
+    # Check the lease first, because opening a table may change it.
     lease.check()
 
     batches = MicroBatches(
@@ -127,13 +127,13 @@ def _run_query(
 
 
 def _superseded(lease: Lease) -> list[str]:
-    """Slices that are final and accounted for: the account names them in the job's control folder."""
+    """The slices that are final and explained. The account names them in the job's control folder."""
     asked = lease.control.documents.read(PRUNE) or {}
     return list(asked.get("slices", ()))
 
 
 def _batches_kept(pipeline: Pipeline) -> timedelta:
-    """As long as an accepted event can still reopen a slice, and a day in which the account may be late."""
+    """As long as an accepted event can still reopen a slice, and a day longer for an account that is delayed."""
     return timedelta(hours=pipeline.source.horizon_hours + 24, seconds=pipeline.slice_seconds)
 
 
@@ -142,7 +142,7 @@ def _rows(windows: DataFrame, lease: Lease, batch: Batch, pipeline: Pipeline) ->
         {
             "epoch": F.lit(lease.epoch).cast("bigint"),
             "batch": F.lit(batch.number).cast("bigint"),
-            # The time at which the batch was planned: a batch that is run again says the same.
+            # The time at which the batch was planned, which stays the same when the batch is run again.
             "as_of": F.timestamp_millis(F.lit(batch.plan.timestamp_ms)),
             "fingerprint": F.lit(pipeline.fingerprint),
         }
@@ -150,11 +150,11 @@ def _rows(windows: DataFrame, lease: Lease, batch: Batch, pipeline: Pipeline) ->
 
 
 def _table_schema(windows: DataFrame) -> pa.Schema:
-    """Rows of windows, and rows of batches with their offsets and the watermark that made events late in them."""
+    """The columns for rows of windows, and for rows of batches: offsets, and the watermark that made events late."""
     time = pa.timestamp("us", tz="UTC")
     return pa.schema(
         [
-            # A count is never null to Spark, but a batch's row has none.
+            # To Spark a count is never null, but the row of a batch has no count.
             *(column.with_nullable(True) for column in streams.arrow_schema(windows)),
             pa.field("epoch", pa.int64()),
             pa.field("batch", pa.int64()),

@@ -1,4 +1,4 @@
-"""One micro-batch into one table: staged, committed with its offsets, then announced. Safe to run again."""
+"""Write one micro-batch into one table: stage, commit with its offsets, then announce. Safe to run again."""
 
 import logging
 import time
@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 
 KAFKA_PATIENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
-# While the disk is full its table may hold what can be deleted by now. To list a table takes its time.
+# How often a stream looks for deletable files of its table while the disk is full. To list a table takes time.
 _DELETE_SECONDS = 60.0
 
 
 class ClosedError(Exception):
-    """A micro-batch that came after the driver had decided to stop."""
+    """Spark began a micro-batch after the driver had decided to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a stage function needs to know of the micro-batch it writes."""
+    """The micro-batch that a stage function writes."""
 
     number: int
     plan: Planned
@@ -58,14 +58,14 @@ class MicroBatches:
     cluster_id: str
     topic_id: str
     begins: dict[int, int]
-    # Writes a micro-batch into a folder, and returns how many rows that are.
+    # Writes a micro-batch into a folder, and returns the number of its rows.
     stage: Callable[[DataFrame, Folder, Batch], int]
     announce: Callable[[list[Folder], Batch], None] | None = None
-    # Slices whose rows nobody needs any more.
+    # Returns the slices with rows that are not needed any more.
     superseded: Callable[[], Collection[str]] = tuple
-    # How long rows about batches are kept; none: for ever, or there are none.
+    # How long rows about batches are kept; None: without end, or the table has no such rows.
     batches_kept: timedelta | None = None
-    # How long events are kept; none: the table has other rows.
+    # How long events are kept; None: the table has other rows.
     events: KeptEvents | None = None
     room: Room | None = None
     waits_for_room: bool = False
@@ -78,13 +78,13 @@ class MicroBatches:
     turned_away: bool = False
 
     def __post_init__(self) -> None:
-        """What the checkpoint has committed is reached already, and all before the begin is not waited for."""
+        """Set the offsets reached so far, which a drain does not wait for: the last committed ones, else the begins."""
         self._keeper = Keeper(self.checkpoint.path)
         last = self.checkpoint.last_committed()
         self.reached = self.begins if last is None else self.checkpoint.planned(last).ends[self.topic]
 
     def __call__(self, frame: DataFrame, number: int) -> None:
-        """Write one micro-batch; an error ends the query and is kept for the driver to report."""
+        """Write one micro-batch. An error ends the query, and is kept so that the driver can report it."""
         with self.running:
             try:
                 self._await_room()
@@ -100,13 +100,13 @@ class MicroBatches:
                 raise
 
     def close(self) -> None:
-        """Let the micro-batch under way end, and no other begin."""
+        """Wait for the micro-batch under way, and let no other begin."""
         self.closed = True
         with self.running:
             pass
 
     def _await_room(self) -> None:
-        """Wait until the disk has room for a micro-batch, or the driver is to end."""
+        """Wait until the disk has room for a micro-batch, or until the driver must end."""
         delete_at = time.monotonic()
         while self.room and self.room.is_short() and not self.closed:
             if not self.waits_for_room:
@@ -123,7 +123,7 @@ class MicroBatches:
         try:
             self.table.delete_what_no_reader_needs()
         except OSError as error:
-            # What it has deleted is gone. It only cannot say so.
+            # The files may be deleted all the same: on a full disk the note about it cannot be written.
             log.warning("%s could not be looked through: %s", self.table.path, error)
 
     def _write(self, frame: DataFrame, number: int) -> None:
@@ -136,7 +136,7 @@ class MicroBatches:
         files = self._commit(staged, batch)
         reach(FailPoint.TABLE_COMMITTED, number)
         if self.announce:
-            # One that slept since its commit would send old numbers after its successor's newer ones.
+            # A driver that was suspended after its commit would send old numbers after its successor's newer ones.
             self.lease.check()
             self.announce(files, batch)
         self.reached = batch.note.ends[self.topic]
@@ -148,7 +148,7 @@ class MicroBatches:
         if self.table.has(batch.note.write_id, batch.number):
             log.info("batch %d is in %s already: it is not written again", batch.number, self.table.path.name)
             return list(staged.files)
-        # Kafka and the disk may take their time: the lease is looked at last.
+        # Kafka and the disk may be slow, so the lease is checked last.
         self._check_topic()
         self._keeper.keep()
         self.lease.check()
@@ -168,12 +168,12 @@ class MicroBatches:
             topics={self.topic: Ranges(topic_id=self.topic_id, offsets=ranges)},
             fingerprint=self.fingerprint,
         )
-        # Spark drops what is late by the watermark of the batch before.
+        # Spark drops late events by the watermark of the batch before.
         late = self.checkpoint.planned(number - 1).watermark_ms if number else 0
         return Batch(number=number, plan=plan, note=note, late_watermark_ms=late)
 
     def _check_topic(self) -> None:
-        """The same id after the read as before it: all that was read came from the topic we know."""
+        """Refuse a topic with another id than before the read: its records could be of a re-created topic."""
         deadline = time.monotonic() + KAFKA_PATIENCE_SECONDS
         while True:
             try:

@@ -1,8 +1,9 @@
-"""Reset of a streaming job: where its next checkpoint begins, and what becomes of its rows. Plans first.
+"""Reset a streaming job: choose where its next checkpoint begins, and clear or keep its rows. Plans first.
 
-A live table's rows are cleared. The rows of `ingest` stay: it goes forward only, and books what it passes over as lost.
-The table speaks first: one commit says where the next checkpoint begins, and only then the old one is put aside. Ended
-in between, the start is refused, since that checkpoint is none that the table knows, until the reset is done again.
+The rows of a live table are cleared. The rows of `ingest` stay: it only goes forward, and books skipped records as
+lost. First a commit of the table says where the next checkpoint begins; only then the old checkpoint is put aside. If
+the reset is interrupted between the two, table and checkpoint disagree. Then a start is refused until the reset is done
+again.
 """
 
 import time
@@ -35,17 +36,15 @@ from jobs.streaming.reset_plan import Move, Query, QueryReset, Request, ResetPla
 
 Offsets = Mapping[int, int]
 
-# Below the lake's root; no job has such a name.
-
 
 def plan(settings: Settings, client: KafkaAdminClient, request: Request) -> ResetPlan:
-    """What the reset would do now; nothing is touched."""
+    """Plan the reset as of now; nothing is changed."""
     notes = {query.table: last_note(settings.lake_root / query.table) for query in _queries(request)}
     return _plan(settings, client, request, notes)
 
 
 def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> ResetPlan:
-    """Do it, under the job's lease; returns what was done. A refused plan costs no epoch."""
+    """Reset under the job's lease, and return the plan that was carried out. A refused plan takes no epoch."""
     plan(settings, client, request)
     lease = Lease.acquire(Control.of(settings.lake_root, request.job), env={})
     try:
@@ -64,7 +63,7 @@ def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> Res
 
 
 def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease: Lease) -> ResetPlan:
-    """The writers are opened first: if one who slept through the change of the lease commits later, the reset fails."""
+    """Open the writers first: if a suspended former holder of the lease commits after that, the reset fails."""
     lake_root = settings.lake_root
     lease.check()
     writers = {
@@ -84,7 +83,7 @@ def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease
 
 
 def _report_loss(lake_root: Folder, source: Source, loss: str) -> None:
-    """An incident that is over at once: whoever resets has acknowledged it."""
+    """Report the loss as an incident that is over at once: the operator who resets has acknowledged it."""
     incidents = Incidents.of(lake_root)
     incidents.open(lost(source.name), loss)
     incidents.close(lost(source.name), loss)
@@ -98,7 +97,7 @@ def _put_aside(lake_root: Folder, checkpoint: str) -> None:
 
 
 def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
-    """Whether a commit of this reset is in a table; before that no checkpoint is moved."""
+    """Whether a commit of this reset is in a table. Before such a commit no checkpoint is moved."""
     notes = [last_note(lake_root / query.table) for query in _queries(request)]
     return any(note is not None and note.is_reset and note.epoch == epoch for note in notes)
 
@@ -106,7 +105,7 @@ def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
 def _plan(
     settings: Settings, client: KafkaAdminClient, request: Request, notes: Mapping[str, Note | None]
 ) -> ResetPlan:
-    """From what the tables say: a writer's own note is the one that its next commit follows."""
+    """Plan from the notes of the tables. A writer's own note is the one that its next commit follows."""
     queries = list(_queries(request))
     topics = require(client, [query.source.name for query in queries])
     resets = (
@@ -154,13 +153,13 @@ def _reset_of(
         moves=tuple(Move(partition=p, table=landed.get(p), start=start) for p, start in sorted(starts.items())),
         rows=_rows(lake_root / query.table),
         checkpoint=state,
-        # One that is gone may come back from a backup.
+        # A missing checkpoint may come back from a backup, so its identity stays known from the table.
         write_id=write_id or (note.write_id if note else ""),
     )
 
 
 def _landed(note: Note | None, source: Source, topic: TopicState) -> Offsets:
-    """How far the table is in this very topic: in one of the same name that was there before it is nowhere."""
+    """How far the table is in this very topic. A deleted topic of the same name does not count."""
     ranges = note.topics.get(source.name) if note and note.cluster_id == topic.cluster_id else None
     return note.ends[source.name] if note and ranges and ranges.topic_id == topic.topic_id else {}
 
@@ -168,16 +167,16 @@ def _landed(note: Note | None, source: Source, topic: TopicState) -> Offsets:
 def _starts(
     lake_root: Folder, client: KafkaAdminClient, request: Request, source: Source, topic: TopicState
 ) -> dict[int, int]:
-    """The target of every partition, within what its topic holds: Spark cannot begin elsewhere."""
+    """The target of every partition, within the offsets that the topic holds: Spark cannot begin elsewhere."""
     partitions = [TopicPartition(source.name, number) for number in topic.latest]
-    # Past the begin of an open transaction Spark could not begin either.
+    # Spark could not begin after the begin of an open transaction either.
     ends = _offsets(client, dict.fromkeys(partitions, OffsetSpec.LATEST))
     wanted: Offsets = {}
     if request.to is To.LATEST:
         wanted = ends
     elif request.timestamp_ms is not None:
         found = _offsets(client, dict.fromkeys(partitions, request.timestamp_ms))
-        # No record is as young as that: none that is there is wanted.
+        # Without a record at or after that time, the stream begins at the end.
         wanted = {partition: offset if offset >= 0 else ends[partition] for partition, offset in found.items()}
     elif request.to is To.LANDED:
         wanted = _landed(last_note(lake_root / source.events_table), source, topic)
@@ -209,7 +208,7 @@ def _refuse_to_land_twice(source: Source, landed: Offsets, topic: TopicState) ->
 
 
 def _state_of(checkpoint: Checkpoint) -> tuple[str | None, str]:
-    """What a checkpoint is, in words, and its write identity, as far as both can be known."""
+    """The state of a checkpoint in words, and its write identity; empty if the checkpoint is missing or damaged."""
     if not checkpoint.path.exists():
         return None, ""
     try:

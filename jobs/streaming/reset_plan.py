@@ -1,4 +1,4 @@
-"""What a reset would do: where each query begins, what is read again, passed over or cleared."""
+"""The plan of a reset: where each query begins, and which offsets and rows are read again, passed over or cleared."""
 
 import shlex
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class To(StrEnum):
     EARLIEST = "earliest"
     LATEST = "latest"
     TIMESTAMP = "timestamp"
-    # Where `ingest` has landed the topic.
+    # The end of the records that `ingest` has landed.
     LANDED = "landed"
 
 
@@ -37,7 +37,7 @@ def target(name: str) -> To:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked for; ``sources`` choose among those of `ingest`, none means all."""
+    """The request of an operator. ``sources`` choose among those of `ingest`; without any, all are meant."""
 
     job: str
     to: To
@@ -45,7 +45,7 @@ class Request:
     sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse a request that makes no sense."""
         if self.job not in STREAMS:
             raise Refusal(f"there is no streaming job {self.job!r}: choose one of {', '.join(STREAMS)}")
         if self.sources and self.job != INGEST:
@@ -54,18 +54,18 @@ class Request:
             raise Refusal(f"there is no source {', '.join(unknown)}: choose among {', '.join(SOURCES)}")
         if (self.to is To.TIMESTAMP) != (self.timestamp_ms is not None):
             raise Refusal("a time goes with --to timestamp, and with that only: --timestamp 2026-01-31T12:00:00Z")
-        # To Kafka such numbers are no times.
+        # To Kafka a negative number is no time.
         if self.timestamp_ms is not None and self.timestamp_ms < 0:
             raise Refusal(f"--timestamp {iso(self.timestamp_ms)} is before 1970: choose --to earliest")
 
     @property
     def words(self) -> str:
-        """Where to, with the time if there is one."""
+        """The target in words, with the time if there is one."""
         return self.to.value if self.timestamp_ms is None else f"timestamp {iso(self.timestamp_ms)}"
 
     @property
     def command(self) -> str:
-        """What to type to ask for the same."""
+        """The command that makes the same request."""
         words = ["tideline", "reset", self.job, "--to", self.to.value]
         words += ["--timestamp", iso(self.timestamp_ms)] if self.timestamp_ms is not None else []
         return shlex.join([*words, *(word for name in self.sources for word in ("--source", name))])
@@ -84,13 +84,13 @@ class Query:
 
     @property
     def clears(self) -> bool:
-        """Whether a reset takes its rows away; what is landed stays."""
+        """Whether a reset clears its rows; landed rows stay."""
         return self.job != INGEST
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """One partition: how far its table is (none if it knows no such partition), and where the stream will begin."""
+    """One partition: how far its table is (None if the table has nothing of it), and where the stream will begin."""
 
     partition: int
     table: int | None
@@ -98,7 +98,7 @@ class Move:
 
     @property
     def read_again(self) -> int:
-        """How many offsets come a second time."""
+        """How many offsets are read a second time."""
         return max(0, (self.table or 0) - self.start)
 
     @property
@@ -109,7 +109,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryReset:
-    """What a reset does to one streaming query: to its table, and to its checkpoint if it has one."""
+    """The reset of one streaming query: of its table, and of its checkpoint if it has one."""
 
     query: Query
     topic: TopicState
@@ -120,7 +120,7 @@ class QueryReset:
 
     @property
     def effect(self) -> str:
-        """What becomes of rows and checkpoint, in words."""
+        """The effect on rows and checkpoint, in words."""
         query, passed = self.query, sum(move.passed_over for move in self.moves)
         rows = f"{self.rows:,} rows of {query.table} are {'cleared' if query.clears else 'kept'}"
         lost = f"; {passed:,} offsets are booked as lost" if passed and not query.clears else ""
@@ -128,7 +128,7 @@ class QueryReset:
         return f"{query.source.name}: {rows}{lost}{aside}"
 
     def loss(self, words: str) -> str | None:
-        """What is booked as lost by the reset of these words: a sentence that names every range, or nothing."""
+        """A sentence that names every range booked as lost, or None; ``words`` are the target of the reset."""
         source, gaps = self.query.source.name, [move for move in self.moves if self._booked(move)]
         ranges = ", ".join(
             f"partition {move.partition} [{move.start - move.passed_over}, {move.start})" for move in gaps
@@ -137,7 +137,7 @@ class QueryReset:
         return f"{source}: the reset to {words} booked {count} as lost: {ranges}" if gaps else None
 
     def note(self, epoch: int) -> Note:
-        """What the commit says. The ranges of `ingest` stay gapless: between its table and the begin nothing comes."""
+        """The note of the commit. For `ingest` it covers the offsets passed over, too, so that no gap is left."""
         offsets = {move.partition: (move.start - self._booked(move), move.start) for move in self.moves}
         return Note(
             job=self.query.job,
@@ -153,7 +153,7 @@ class QueryReset:
         return 0 if self.query.clears else move.passed_over
 
     def as_row(self) -> dict[str, Any]:
-        """For programs."""
+        """The reset as one object, for programs."""
         partitions = [
             {**vars(move), "read_again": move.read_again, "passed_over": move.passed_over, "lost": self._booked(move)}
             for move in self.moves
@@ -172,17 +172,17 @@ class QueryReset:
 
 @dataclass(frozen=True, kw_only=True)
 class ResetPlan:
-    """What a reset will do, or has done."""
+    """The whole plan of a reset, before or after it was carried out."""
 
     request: Request
     queries: tuple[QueryReset, ...]
 
     def as_rows(self) -> list[dict[str, Any]]:
-        """For programs: one object per query."""
+        """One object per query, for programs."""
         return [query.as_row() for query in self.queries]
 
     def table(self) -> Table:
-        """For people: one line per partition."""
+        """A table with one line per partition, for people."""
         shown = Table("source", "partition", "table at", "begins at", "read again", "passed over")
         for query in self.queries:
             for move in query.moves:
@@ -193,5 +193,5 @@ class ResetPlan:
         return shown
 
     def effects(self) -> list[str]:
-        """For people: what becomes of each table and checkpoint."""
+        """The effect on each table and checkpoint, in words for people."""
         return [query.effect for query in self.queries]

@@ -1,7 +1,7 @@
-"""May a stream begin here? The checkpoint, the table and the topic must tell the same story.
+"""Decide whether a stream may begin: its checkpoint, its table and its topic must agree.
 
-Spark compares offsets only: a topic that was re-created and grew past our offset would pass unseen, and so would
-a table or a checkpoint restored from another moment. A pure decision: what was seen in, the refusal out.
+Spark compares offsets only. It would miss a topic that was re-created and grew past our offset, and a table or a
+checkpoint that was restored from another moment. `check_start` is pure: it reads its arguments only.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from jobs.control.checkpoint import Checkpoint, Offsets, reset_command
 from jobs.lake.tables import Note
 from jobs.refusal import Refusal
 
-# As Spark writes it.
+# Spark's number for the earliest offset.
 EARLIEST = -2
-# What binds the state in a checkpoint, beside the definition, and the setting that changes it.
+# The options that the state in a checkpoint depends on, beside the definition, and the setting that changes each.
 _BOUND = {
     "spark.sql.shuffle.partitions": "SPARK_SHUFFLE_PARTITIONS",
     "spark.sql.streaming.stateStore.providerClass": "spark.sql.streaming.stateStore.providerClass",
@@ -25,9 +25,9 @@ _BOUND = {
 class Progress:
     """How far a checkpoint got: the last batch planned and the last one committed.
 
-    ``resume`` is where reading goes on (a batch that was planned but not committed is read again), ``reached``
-    where the last planned batch ends, ``ends`` where each of the two does. ``first`` is where the query began, once
-    it has looked at its topic; ``conf`` is what Spark keeps for the life of the checkpoint.
+    ``resume`` is where reading goes on: a batch that was planned but not committed is read again. ``reached`` is the
+    end of the last planned batch, and ``ends`` has the ends of both batches. ``first`` is where the query began, once
+    it has looked at its topic. ``conf`` has the settings that Spark keeps for the life of the checkpoint.
     """
 
     write_id: str
@@ -41,7 +41,7 @@ class Progress:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "Progress | None":
-        """None if the checkpoint does not exist; a `Refusal` if it is damaged."""
+        """Read a checkpoint; None if it does not exist, a `Refusal` if it is damaged."""
         if not checkpoint.exists():
             return None
         checkpoint.check()
@@ -63,19 +63,19 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A topic when the start was allowed; ``reset_to`` is where a stream begins that has planned nothing yet."""
+    """A topic when the start was allowed. A stream that has planned nothing yet begins at ``reset_to``."""
 
     topic: TopicState
     reset_to: Mapping[int, int]
 
     @classmethod
     def of(cls, name: str, topics: Mapping[str, TopicState], note: Note | None) -> "Start":
-        """The start of a stream whose table says this."""
+        """The start of a stream; ``note`` is the newest of its table."""
         return cls(topic=topics[name], reset_to=note.ends.get(name, {}) if note else {})
 
     @property
     def begins(self) -> dict[int, int]:
-        """An offset for every partition, as Spark wants it, or none at all if the table says nothing."""
+        """An offset for every partition, as Spark requires, or an empty dict without a note of the table."""
         known = self.reset_to
         return (
             {partition: known.get(partition, EARLIEST) for partition in {*self.topic.latest, *known}} if known else {}
@@ -83,7 +83,7 @@ class Start:
 
     @property
     def reached(self) -> dict[int, int]:
-        """What a stream need not wait for that has read nothing yet."""
+        """The offsets that a stream has reached before its first batch."""
         return {**self.topic.earliest, **self.reset_to}
 
 
@@ -99,8 +99,8 @@ def check_start(
 ) -> None:
     """Raise a `Refusal` with the reason unless the stream may begin.
 
-    ``source`` is given for a job that has a stream per source, ``fingerprint`` is that of the definition, and ``conf``
-    what Spark would be told, both for a job whose checkpoint holds state.
+    ``source`` is given for a job that has a stream per source. A job with state in its checkpoint also gives the
+    ``fingerprint`` of its definition, and in ``conf`` the present settings of Spark.
     """
     reset = reset_command(job, source)
     reason = (
@@ -139,7 +139,7 @@ def _disagreement(progress: Progress | None, note: Note | None, reset: str) -> s
 
 
 def _not_begun_anew(progress: Progress, note: Note, reset: str) -> str | None:
-    """After a reset only a checkpoint will do that began where the reset said, and has written nothing yet."""
+    """After a reset, accept only a checkpoint that began where the reset said, and that has written nothing yet."""
     if progress.write_id == note.write_id or progress.committed is not None or (progress.planned or 0) > 0:
         return (
             f"the table was reset, but the checkpoint (write identity {progress.write_id}, batch {progress.planned} "
@@ -166,7 +166,7 @@ def _definition_changed(note: Note | None, fingerprint: str | None, job: str) ->
 
 
 def _state_is_bound(progress: Progress | None, conf: Mapping[str, str], job: str) -> str | None:
-    """Spark would go on with what the checkpoint says, and tell nobody that the settings say something else."""
+    """Refuse settings other than those of the checkpoint: Spark would use the checkpoint's without a warning."""
     kept = progress.conf if progress else {}
     for name, setting in _BOUND.items():
         if name in kept and name in conf and kept[name] != conf[name]:
@@ -220,7 +220,7 @@ def _topic_changed(note: Note | None, topics: Mapping[str, TopicState], reset: s
 def _out_of_reach(
     progress: Progress | None, note: Note | None, topics: Mapping[str, TopicState], reset: str
 ) -> str | None:
-    """Compare where the stream goes on with what the topic still holds."""
+    """Compare the offsets where the stream goes on with the offsets that the topic still holds."""
     planned = progress is not None and progress.planned is not None
     first = note.ends if note and note.is_reset else {}
     resume = progress.resume if progress and planned else first
@@ -229,7 +229,7 @@ def _out_of_reach(
         if name not in topics:
             return f"topic {name!r} is gone"
         reason = _partition_out_of_reach(topics[name], starts, reached[name])
-        # A topic whose id nobody has written down, and a stream that has landed nothing.
+        # No note has the topic's id, and the stream has landed nothing: only the begins show a re-created topic.
         if reason is None and note is None and progress and progress.committed is None:
             reason = _begins_before(topics[name], starts)
         if reason:

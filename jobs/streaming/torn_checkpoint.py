@@ -1,8 +1,8 @@
-"""The checkpoint of a stream, kept through a power cut. Spark makes nothing durable; what it wrote is made so here.
+"""Keep the checkpoint of a stream through a power cut. Spark does not make its files durable, so this module does.
 
-Before the table takes a micro-batch, all that Spark has written for it is made durable: its plan, its state, and the
-commit of the batch before. So a power cut can tear two files only, and Spark can write both again: the plan of a batch
-that the table does not have, and the commit of a batch that it has.
+Before the table takes a micro-batch, all files that Spark wrote for it are made durable: its plan, its state, and the
+commit of the batch before. So a power cut can tear two files only, and Spark can write both again. One is the plan of a
+batch that the table does not have. The other is the commit of a batch that the table has.
 """
 
 import logging
@@ -25,13 +25,13 @@ _ASIDE = "_aside"
 
 @dataclass
 class Keeper:
-    """Makes durable what was named below a checkpoint since it was asked last. A file is written once, then named."""
+    """Makes new files of a checkpoint durable. New names are enough: Spark writes a file whole, then names it."""
 
     path: Folder
     _known: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def keep(self) -> None:
-        """Files that are new since the last time, and the folders that name them."""
+        """Make the files durable that are new since the last call, and the folders that list them."""
         if isinstance(self.path, Path):
             self._keep(str(self.path))
 
@@ -42,7 +42,7 @@ class Keeper:
             if entry.is_dir():
                 self._keep(entry.path)
             elif entry.name not in known:
-                # Spark removes old files meanwhile.
+                # Spark may remove old files meanwhile.
                 with suppress(FileNotFoundError):
                     make_durable(Path(entry.path))
         if names != known:
@@ -51,9 +51,9 @@ class Keeper:
 
 
 def mend(checkpoint: Checkpoint, note: Note | None) -> None:
-    """Put aside what a power cut has torn of the newest batch; all other damage is refused later.
+    """Put aside a file of the newest batch that a power cut has torn; all other damage is refused later.
 
-    Called by the holder of the lease, before Spark reads the checkpoint.
+    The holder of the lease calls it before Spark reads the checkpoint.
     """
     if not isinstance(checkpoint.path, Path) or not checkpoint.exists():
         return
@@ -65,7 +65,7 @@ def mend(checkpoint: Checkpoint, note: Note | None) -> None:
         # Spark runs the batch again, and finds that the table has it.
         _put_aside_if_torn(checkpoint.path / "commits" / str(planned), checkpoint.next_watermark_ms, planned)
     elif in_table < planned:
-        # Nothing of it is in the table: Spark plans it anew.
+        # The table has nothing of the batch, so Spark plans it anew.
         _put_aside_if_torn(checkpoint.path / "offsets" / str(planned), checkpoint.planned, planned)
 
 

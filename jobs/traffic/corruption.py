@@ -1,4 +1,4 @@
-"""Records that ingest must reject: every way in which the bytes of a format go wrong."""
+"""Records that `ingest` must reject: all the ways to corrupt the bytes of a format."""
 
 import csv
 import io
@@ -19,12 +19,12 @@ _FAR_TIMES_MS = (-1, 0, 31_536_000_000, 253_402_300_800_000, 2**63 - 1)
 
 
 def corrupted(source: Source, record: Record, kind: str, rng: Random) -> Record:
-    """The record, gone wrong in one of the ways of `kinds`."""
+    """The record, corrupted in one of the ways of `kinds`."""
     return _corruptions(source)[kind](source, record, rng)
 
 
 def kinds(source: Source) -> tuple[str, ...]:
-    """The ways in which a record of the source can go wrong."""
+    """The ways to corrupt a record of the source."""
     return tuple(_corruptions(source))
 
 
@@ -93,21 +93,21 @@ def _replaced(value: bytes | None, source: Source, record: Record, rng: Random) 
 
 
 def _truncated(source: Source, record: Record, rng: Random) -> Record:
-    """Cut so that at least one field is gone, and never to a valid rest."""
+    """Cut the record so that at least one field is missing and the rest is never valid."""
     value = record.value or b""
     end = value.find(b"," if source.format is Format.CSV else b":")
     return record._replace(value=value[: rng.randint(1, max(end, 1))])
 
 
 def _invalid_utf8(source: Source, record: Record, rng: Random) -> Record:
-    """Two bytes that UTF-8 never has, within the first text (or the text itself)."""
+    """Insert two bytes that UTF-8 never has: into the first text of JSON, anywhere in other formats."""
     value = record.value or b""
     at = value.find(b'"') + 1 if source.format is Format.JSON else rng.randint(0, len(value))
     return record._replace(value=value[:at] + b"\xff\xfe" + value[at:])
 
 
 def _nested(source: Source, record: Record, rng: Random) -> Record:
-    """A number buried in thousands of brackets."""
+    """Replace a number by thousands of nested brackets."""
     fields = _read(source, record.value or b"")
     field = _number_field(source, rng)
     del fields[field]

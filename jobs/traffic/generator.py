@@ -1,4 +1,4 @@
-"""Made-up traffic that looks like the real one: skewed, wandering, now and then late, repeated or broken."""
+"""Made-up traffic that looks real: skewed and wandering, with some records late, repeated or broken."""
 
 import threading
 import time
@@ -25,15 +25,15 @@ _WITHOUT_HEADER = 0.1
 _BLOCK = 10_000
 _TICK_SECONDS = 0.05
 
-# The event time of the nth happening, in milliseconds.
+# Returns the event time of the nth event, in milliseconds.
 EventTime = Callable[[int], int]
-# Endless records of one source, from a source of chance, a number of keys and the event times.
+# Returns endless records of one source, from a random generator, a number of keys and the event times.
 Shape = Callable[[Random, int, EventTime], Iterator[Record]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What `send` did."""
+    """The result of `send`."""
 
     count: int
     seconds: float
@@ -51,18 +51,19 @@ def records(
     corrupt: float = 0.0,
     keys: int = KEYS,
 ) -> Iterator[Record]:
-    """The same records for the same arguments, byte for byte: one per ``step_ms`` of event time, from ``start_ms`` on.
+    """Records, byte for byte the same for the same arguments: one per ``step_ms`` of event time from ``start_ms`` on.
 
-    An event is up to 200 ms older than that. Without ``start_ms`` it happens by the clock, when it is drawn, and one
-    line in ten that is not late carries no header; the rest stays the same. Without ``count`` there is no end.
-    Of all records the share ``late`` is older by 2 seconds to 10 minutes, ``duplicate`` repeats one of the last 64,
-    and ``corrupt`` cannot be parsed (one of `traffic_corruption.kinds`). ``keys`` is how many series, users,
-    customers or devices there are.
+    An event is up to 200 ms older than that. Without ``start_ms`` an event happens when it is drawn, by the clock.
+    Then one line in ten that is not late carries no header; the rest stays the same. Without ``count`` there is no end.
+
+    Three arguments are shares of all records. A ``late`` record is older by 2 seconds to 10 minutes. A ``duplicate``
+    repeats one of the last 64. A ``corrupt`` record cannot be parsed (one of `jobs.traffic.corruption.kinds`).
+    ``keys`` is the number of series, users, customers or devices.
     """
     definition = _source(source)
     _check(keys, late=late, duplicate=duplicate, corrupt=corrupt)
 
-    # Each kind of dirt has chance of its own, so that dirt does not change the records between it.
+    # Each kind of fault has its own random generator, so that faults do not change the records between them.
     def chance(of: str) -> Random:
         return Random(f"{seed}/{source}/{of}")
 
@@ -89,7 +90,7 @@ def send(
 ) -> Sent:
     """Send records to the source's topic, ``rate`` per second (0: as fast as possible), to their end or until ``stop``.
 
-    Records with a key keep their order. ``progress`` is told now and then how many are sent.
+    Records with a key keep their order. ``progress`` is called now and then with the number of records sent.
     """
     topic = _source(source).topic.name
     state = describe(kafka, [topic]).get(topic)
@@ -136,12 +137,12 @@ def _check(keys: int, **shares: float) -> None:
 
 
 def _event_time(start_ms: int | None, step_ms: int, late: float, rng: Random) -> EventTime:
-    """An event arrives a moment after it happened; a late one seconds to minutes after."""
+    """Event times a moment before arrival; those of late events are seconds to minutes before it."""
     soonest, latest = _LATE_MS
 
     def happened(index: int) -> int:
         arrival_ms = time.time_ns() // 1_000_000 if start_ms is None else start_ms + index * step_ms
-        # All three are drawn for each event, so that another share does not change the others' delays.
+        # All three are drawn for each event, so that another share of late events does not change other delays.
         delay, is_late, lateness = rng.random(), rng.random() < late, rng.random()
         late_ms = int(soonest * (latest / soonest) ** lateness) if is_late else 0
         return arrival_ms - int(delay**4 * _DELAY_MS) - late_ms
@@ -167,7 +168,7 @@ def _corrupted(source: Source, stream: Iterator[Record], share: float, rng: Rand
 
 
 def _some_without_header(stream: Iterator[Record], rng: Random) -> Iterator[Record]:
-    """A line without a header happens when it arrives, so one that is late (or broken there) must keep it."""
+    """Remove the header of some lines. Then the arrival is the event time, so late or broken lines keep theirs."""
     for record in stream:
         drop = rng.random() < _WITHOUT_HEADER
         yield record._replace(headers=()) if drop and _just_now(record) else record
@@ -179,7 +180,7 @@ def _just_now(record: Record) -> bool:
 
 
 def _popular(rng: Random, number: int) -> Iterator[int]:
-    """Indices of which the nth is drawn 1/n as often as the first (Zipf's law)."""
+    """Indices by Zipf's law: the nth is drawn 1/n as often as the first."""
     weights = list(accumulate(1 / rank for rank in range(1, number + 1)))
     while True:
         yield from rng.choices(range(number), cum_weights=weights, k=1024)
@@ -225,7 +226,7 @@ _CLICKS_PER_VISIT = 8
 
 
 def _clicks(rng: Random, keys: int, event_time: EventTime) -> Iterator[Record]:
-    """Visits: a few users click for a while and leave, others come."""
+    """Visits: a few users click for a while and leave, then others come."""
     users, pages = _popular(rng, keys), _popular(rng, len(_PAGES))
     here = [next(users) for _ in range(_VISITORS_AT_ONCE)]
     for index in count():
@@ -246,12 +247,12 @@ class _Order:
     order_id: str
     customer: str
     cents: int
-    # How many other orders come before its payment; None: it is never paid.
+    # How many other orders come before its payment; None means that it is never paid.
     paid_after: int | None
 
 
 def _all_orders(rng: Random, keys: int) -> Iterator[_Order]:
-    # Orders of two seeds are different orders.
+    # The prefix makes orders of two seeds different orders.
     prefix = f"{rng.getrandbits(32):08x}"
     for index, customer in enumerate(_popular(rng, keys)):
         cents = int(100 * 500 ** rng.random())
@@ -280,7 +281,7 @@ def _payments(rng: Random, keys: int, event_time: EventTime) -> Iterator[Record]
     for index, order in enumerate(_all_orders(rng, keys)):
         if order.paid_after is not None:
             heappush(due, (index + order.paid_after, order.order_id, order.cents))
-        # No later order is paid before the next one is placed.
+        # No payment of a later order can come before these.
         while due and due[0][0] <= index + 1:
             at, order_id, cents = heappop(due)
             value = (
@@ -306,7 +307,7 @@ def _raw_data(rng: Random, keys: int, event_time: EventTime) -> Iterator[Record]
         yield Record(name.strip('"').encode(), f"{event_time(index)},{name},{metric},{value}".encode())
 
 
-# Payments draw the same orders as the orders do.
+# Payments have the seed of orders, so that they pay the same orders.
 _SEEDED_AS = {"payments": "orders"}
 _SHAPES: dict[str, Shape] = {
     "numbers": _numbers,
