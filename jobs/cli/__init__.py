@@ -26,7 +26,7 @@ _COMMANDS = {
     "Measurements": (measure.bench, measure.soak),
 }
 _GROUPS = {"Platform": {"topics": topics.app}, "Streams": {"streams": streams.app}}
-# Airflow's tasks submit these commands, with the run that they belong to. People need not see them in `--help`.
+# Airflow's tasks submit these commands for their runs, so `--help` does not list them.
 _SUBMITTED = (drivers.recompute, drivers.audit, drivers.account)
 _JOBS = [[name] for name in ("ingest", "live", "recompute", "audit", "account")]
 

@@ -11,7 +11,7 @@ from jobs.refusal import Refusal
 
 
 def up() -> None:
-    """Start the platform: broker and Airflow. If it runs already, only the parts that have ended are started again."""
+    """Start the platform: broker and Airflow. Parts that have ended or hang are started again."""
     from local.platform.report import addresses
 
     stack = embedded_stack()
@@ -92,7 +92,7 @@ def jars(
 def clean(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete the platform's data: lake, topics, Airflow's database, logs. Jars stay. Refused while the platform runs."""
+    """Delete the platform's data: lake, topics, Airflow's database, logs. Jars stay. Refused while it runs."""
     stack = embedded_stack()
     if not yes:
         typer.confirm(f"Delete lake, topics, Airflow's database and logs below {stack.settings.home}?", abort=True)

@@ -106,7 +106,7 @@ def reset(
 ) -> None:
     """Begin a stream anew from other offsets: a new checkpoint, live rows cleared, the old checkpoint put aside.
 
-    `ingest` keeps its rows and only moves forward; records that it skips are booked as lost. Refused while the job runs.
+    `ingest` keeps its rows and only moves forward; skipped records are booked as lost. Refused while the job runs.
     """
     from jobs.broker import kafka
     from jobs.streaming import reset as tool
