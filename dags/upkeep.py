@@ -1,7 +1,7 @@
 """Removes old documents, pages, run folders and logs once a day. It is on by default.
 
-- In the lake: closed incidents (`INCIDENTS_KEPT_DAYS`), copies of unreadable documents, files that were put aside,
-  pages about audits and checks, and folders of recompute runs that ended or that newer runs replaced.
+- In the lake: closed incidents (`INCIDENTS_KEPT_DAYS`), copies of unreadable documents, and files that were put aside;
+  pages about audits and checks; folders of recompute runs that ended or that newer runs replaced.
 - On the machine of its task, below `TIDELINE_HOME`: logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). If a log
   of a running process is large, it is begun anew.
 - In tables that were not cleaned for a day: replaced files that no reader needs any more.

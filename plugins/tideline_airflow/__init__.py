@@ -6,7 +6,7 @@ _TEXT = {"type": ["string", "null"]}
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Tideline as a provider of Airflow: the connection types `tideline_kafka` and `tideline_airflow`, with their forms."""
+    """Tideline as a provider of Airflow: connection types `tideline_kafka` and `tideline_airflow` with their forms."""
     return {
         "package-name": "tideline",
         "name": "Tideline",

@@ -16,7 +16,7 @@ class StreamLink(BaseOperatorLink):
     page = ""
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """The page of the stream that this operator runs. It shows the newest driver, even if another task started it."""
+        """The page of the stream that this operator runs, whichever driver holds the lease by then."""
         return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}{CONSOLE}/streams/{operator.dag_id}{self.page}"
 
 

@@ -24,7 +24,7 @@ def timetable_of(pipeline: Pipeline) -> CronPartitionTimetable:
 
 
 def cron_of(pipeline: Pipeline) -> str:
-    """The cron expression that fires at the begin of each slice.
+    """The cron expression that fires at the start of each slice.
 
     Slices are counted from 1970, but cron counts within the hour or the day. So the length must divide one of them.
     """
@@ -58,15 +58,16 @@ def wait_until_over(pipeline: Pipeline, key: str | None, clock: Callable[[], flo
 def seconds_until_over(pipeline: Pipeline, key: str | None, now_ms: float) -> float:
     """How many seconds the run of a slice waits until the slice is over by the broker's clock; 0: it does not wait.
 
-    Airflow's clock, which has started the run, may be ahead of the broker's by a few seconds. A longer wait has another
-    cause, for example a run for a later slice, so the run does not wait at all.
+    Airflow starts a run some seconds early: the schedule leaves out the few seconds for clocks that differ, and
+    Airflow's clock may be ahead of the broker's. If the slice is over only later than that, the clocks are not the
+    cause, and the run does not wait.
     """
     wait_ms = closes_at(pipeline, slice_of(pipeline, key)) - now_ms if key else 0.0
     return wait_ms / 1000 if 0 < wait_ms <= CLOCK_SKEW_MS + CLOCK_TOLERANCE_MS else 0.0
 
 
 def key_of(slice_: Slice) -> str:
-    """The partition's key: the begin of the slice."""
+    """The partition's key: the start of the slice."""
     return slice_.start.strftime(KEY_FORMAT)
 
 

@@ -1,4 +1,4 @@
-"""Decides which slices a run of `recompute_…` takes, by the way in which the run was created. Pure functions."""
+"""Decides which slices a run of `recompute_…` takes: scheduled, backfill, by hand or cleared. Pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Asked:
 
 
 def asked(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]) -> Asked:
-    """The slices that a run takes. ``taken`` returns those that it took before it was cleared."""
+    """Decide which slices a run takes. ``taken`` returns those that it took before it was cleared."""
     if run.run_type not in ("scheduled", "backfill"):
         # Started by a person or by another DAG. Their params name the slices.
         return _by_hand(pipeline, run, params, taken)

@@ -1,4 +1,4 @@
-"""Airflow's own API from an Airflow connection. A task needs it for actions such as to pause a DAG."""
+"""Airflow's own API from an Airflow connection. Some actions need it, such as to pause a DAG: tasks may not do them."""
 
 from airflow.sdk import BaseHook
 
