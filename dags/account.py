@@ -1,9 +1,11 @@
-"""Explains how far live numbers were off, one DAG for each pipeline and for the slices that became final.
+"""Explains how far live numbers were off, one DAG for each pipeline.
 
-An account compares the live and the final row of every window, key and measure. It puts the difference down to single
-events, each with its cause: late for the stream, ahead of its clock, not yet reached, a duplicate, …. A difference
-that no event explains is a defect and opens an incident. The account runs in a pool of its own, so that it does not
-hold up `recompute_…`. The stream prunes the live rows of a slice only after its account.
+For each slice that became final, an account compares the live and the final row of every window, key and measure. It
+puts the difference down to single events, each with its cause: late for the stream, ahead of its clock, not yet
+reached, a duplicate, …. A difference that no event explains is a defect and opens an incident.
+
+The account runs in a pool of its own, so that it does not hold up `recompute_…`. The stream prunes the live rows of a
+slice only after its account.
 
 **Params.** None.
 

@@ -7,7 +7,7 @@ windows from all landed events, while the stream may have missed late ones.
   Airflow fills the whole gap.
 - `recompute` computes their windows in one Spark job.
 - `audit` judges the staged rows with the pipeline's checks.
-- `publish` replaces the live rows of the slices that passed, in one commit.
+- `publish` puts the rows of the slices that passed in the place of the live rows. Slices that touch go in one commit.
 - `all_final` succeeds if no planned slice is left.
 
 **On.** Unpause the DAG. There is a run for each slice; its partition is the slice that is over by then.

@@ -35,7 +35,7 @@ Format = Annotated[Output, typer.Option("--format", help="A table for people, JS
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM sets the event; a second one ends the process as usual."""
+    """The first Ctrl-C or SIGTERM sets the event; the second signal of the same kind acts as usual."""
     stop = threading.Event()
     before: dict[int, Any] = {}
 

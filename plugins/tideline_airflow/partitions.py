@@ -42,8 +42,8 @@ def cron_of(pipeline: Pipeline) -> str:
 def slices_until_over(pipeline: Pipeline) -> int:
     """How far the newest slice that is over lies before the slice that begins now, counted in slices.
 
-    The few seconds by which two clocks may differ are left out, else the run would come a whole slice later. The run
-    waits these seconds instead.
+    Two clocks may differ by a few seconds. These are left out here, else the run would come a whole slice later. The
+    run itself waits these seconds instead.
     """
     length, wait = pipeline.slice_seconds * 1000, closes_at(pipeline, Slice(0, 0)) - CLOCK_SKEW_MS
     return 1 - (-wait // length)

@@ -108,7 +108,7 @@ class BatchJobOperator(PipelineOperator):
             conf=self.conf,
             brief=events is not None and events <= _BRIEF_EVENTS,
         )
-        # A killed task cannot end its driver, so the driver watches the task's process.
+        # If the task is killed hard, it cannot end its driver. So the driver watches the task's process.
         environment[TASK_VARIABLE] = process_words()
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # The driver is in the task's own process group, so a signal that ends the group ends both.

@@ -18,8 +18,8 @@ from tideline_airflow.hooks.kafka import KafkaHook
 
 APPLICATION = str(PROJECT / "jobs" / "__main__.py")
 _OPTIONS = "spark.driver.extraJavaOptions"
-# The provider needs its Kubernetes client in cluster mode only, but builds no command without it. This placeholder
-# saves each task the import of that package, which takes two seconds.
+# The provider uses its Kubernetes client in cluster mode only, yet builds no command for Kubernetes without it. With
+# this placeholder the client's package need not be installed. Its import would cost each task two seconds.
 vars(spark_submit).setdefault("kube_client", "not needed in client mode")
 _WARNINGS = logging.getLogger(__name__)
 _WARNINGS.setLevel(logging.WARNING)

@@ -95,7 +95,7 @@ class StreamTrigger(BaseTrigger):
         return not health.alive or control.is_over(self.epoch)
 
     def _has_no_room(self) -> bool:
-        """Whether the disk of the lake is full. A change has messages sent, and so does each minute on a full disk."""
+        """Whether the disk of the lake is full. Messages are sent at each change, and each minute while it is full."""
         self._room = self._room or Room.of(folder_at(self.lake_root))
         short, (told_at, before) = self._room.is_short(), self._short
         if short is not before or (short and time.monotonic() - told_at > _TELL_SECONDS):
@@ -125,7 +125,7 @@ class StreamTrigger(BaseTrigger):
 
 
 def ask_to_stop(control: Control, epoch: int) -> None:
-    """Ask for a person who ended the task; an earlier request stands."""
+    """Ask the driver to stop, because a person ended its task; an earlier request stands."""
     if control.stop_of(epoch) is None:
         control.ask_to_stop(epoch, Stop(time=time.time(), by="Airflow: its task was ended or cleared"))
 
