@@ -1,8 +1,11 @@
-"""Explains how far live numbers were off, one DAG for each pipeline: the drift balance of slices that became final.
+"""Explains how far live numbers were off, one DAG for each pipeline.
 
-For every window, key and measure the difference between the live and the final row is put down to events, each with
-its cause: late for the stream, ahead of its clock, not yet reached, a duplicate, …. What nothing explains is a defect,
-and an incident. It keeps out of the way of `recompute_…`, and comes before the stream prunes its rows.
+For each slice that became final, an account compares the live and the final row of every window, key and measure. It
+puts the difference down to single events, each with its cause: late for the stream, ahead of its clock, not yet
+reached, a duplicate, …. A difference that no event explains is a defect and opens an incident.
+
+The account runs in a pool of its own, so that it does not hold up `recompute_…`. The stream prunes the live rows of a
+slice only after its account.
 
 **Params.** None.
 
@@ -11,12 +14,13 @@ and an incident. It keeps out of the way of `recompute_…`, and comes before th
 **Example.** Unpause it, or trigger it; then `tideline query "select * from balance_rolling_sum"`. By hand:
 `python -m jobs account rolling_sum --run by-hand`.
 
-**Recovery.** Nothing needs to be done: what is left, the next run does.
+**Recovery.** Nothing needs to be done: the next run accounts for the slices that this run left.
 
 **Triage.**
 - An incident `account.….unexplained`: it names slice, window, key and measure. Restate the slice: its final rows are
-  made anew from the events. If the next account is clean, final was off, otherwise live is. Report it either way.
-- *waits*: ingest is behind the stream; the slice's account comes later.
+  computed anew from the events. If the next account is clean, the final row was wrong; otherwise the live row is.
+  Report it in both cases.
+- *waits*: ingest is behind the stream. The account of the slice comes later.
 """
 
 from datetime import timedelta

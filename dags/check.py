@@ -1,19 +1,21 @@
-"""Checks every ten minutes what a pipeline serves, one DAG for each pipeline.
+"""Checks every ten minutes the rows that a pipeline serves, one DAG for each pipeline.
 
-Live windows keep the pipeline's checks and are unique; the newest is no older than it should be; final slices are still
-those that were published, by their checksums: all of the last day, and a hundred older ones in turns.
+- Live windows pass the pipeline's checks, and no window is there twice.
+- The newest live window is not older than it should be.
+- Final slices still have the checksums with which they were published. Each run checks all slices of the last day, and
+  a hundred older ones in turns.
 
 **Params.** None.
 
-**Example.** Unpause it, or trigger it; the link *Data Docs* of its task shows what was judged.
+**Example.** Unpause it, or trigger it. The link *Data Docs* of its task shows the result of each check.
 
 **Recovery.** The incident `check.….served` is closed by the next check that finds nothing wrong.
 
 **Triage.**
 - Freshness: does the stream run? `tideline streams status`.
-- A check on a column: the live rows are wrong now; the audit keeps such rows from becoming final.
-- *checksum*: files of `final` were changed by something else than this platform. Restate these slices.
-- It is tried again: it could not check, which says nothing about the data.
+- A check on a column: the live rows are wrong now. The audit keeps such rows from becoming final.
+- *checksum*: something other than this platform changed files of `final`. Restate these slices.
+- The task is tried again: the check itself could not run. The data may be good or bad.
 """
 
 from datetime import timedelta

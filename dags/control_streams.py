@@ -1,24 +1,25 @@
-"""Switches streams on and off, restarts them, or shows how they do. Several at once.
+"""Starts, stops or restarts streams, or shows their state. Several at once.
 
 **Actions.**
 - *status* changes nothing.
-- *start* unpauses the DAGs of the streams. One that waits after failures is started at once.
-- *stop* pauses the DAGs first, else they would start the streams again; then each driver finishes its micro-batch and
+- *start* unpauses the DAGs of the streams. A stream that waits after failures is started at once.
+- *stop* pauses the DAGs first, else they would start the streams again. Then each driver finishes its micro-batch and
   ends. The next start goes on at the very next offset.
-- *drain-and-stop* reads what is in the topics at the moment of asking, then stops.
+- *drain-and-stop* first reads all records that are in the topics at the moment of asking, then stops.
 - *restart* lets each driver end after its micro-batch; its DAG starts another.
 
-**Params.** `jobs`: which streams; none means all. `seconds`: how long to wait, for the micro-batch under way (120 by
-default; then the driver ends hard, and the batch is run again at the next start), or for draining (an hour).
+**Params.** `jobs`: which streams; an empty list means all. `seconds`: how long a driver may take to end or to drain. To
+end, it has 120 seconds by default. After that it breaks off, and the next start runs its micro-batch again. To drain,
+it has an hour by default.
 
 **Connection.** `tideline_airflow`: the address of Airflow's API server and a login that may edit DAGs.
 
 **Example.** `action=stop, jobs=["rolling_sum"]`. By hand: `tideline streams stop rolling_sum`.
 
-**Recovery.** Trigger it again: what is done already is left as it is.
+**Recovery.** Trigger it again: steps that are done already are not repeated.
 
-**Triage.** The log shows the streams afterwards, with the cause where one failed. *did not end within …*: the driver
-hangs; it ends itself at its deadline, and is dead ten seconds after its last heartbeat at the latest.
+**Triage.** The log shows the state of the streams afterwards, with the cause for each stream that failed. *did not end
+within …*: the driver hangs. It ends itself at its deadline; ten seconds after its last heartbeat it counts as dead.
 """
 
 from airflow.sdk import DAG, Param

@@ -1,15 +1,14 @@
 """Writes records into source topics, shaped like real traffic.
 
-There are series of numbers, lines of text, clicks, orders and their
-payments, device readings. Late, duplicate and corrupt records come in the shares you ask for, so that you can see what
-the platform does with them.
+There are series of numbers, lines of text, clicks, orders and their payments, device readings. You set the shares of
+late, duplicate and corrupt records, and see how the platform handles them.
 
 **Params.** The form explains each one. The same seed gives the same records.
 
 **Example.** `sources=["numbers"], rate=1000, seconds=60`: 60,000 numbers within a minute. By hand:
 `tideline generate numbers --rate 1000 --count 60000 --seed 1`.
 
-**Recovery.** Trigger it again: each run adds records, none is overwritten. It is not retried by itself, for a retry
+**Recovery.** Trigger it again: each run adds records and overwrites nothing. Airflow does not retry it, because a retry
 would write its records twice.
 
 **Triage.**

@@ -1,16 +1,16 @@
-"""Publishes a slice although its checks failed, if a person takes it upon themselves.
+"""Publishes a slice although its checks failed, after a person has approved it.
 
-**Tasks.** `show` says what failed. `approve` waits until somebody decides: *Browse → Required Actions*, or the task's
-own page. `publish` publishes the very rows that were judged; the ledger keeps who approved it and why.
+**Tasks.** `show` lists the failed checks. `approve` waits until a person decides: *Browse → Required Actions*, or the
+task's own page. `publish` publishes exactly the rows that were audited. The ledger records who approved it, and why.
 
-**Params.** `pipeline` and `slice`, as the incident and the red audit name them.
+**Params.** `pipeline` and `slice`, as the incident and the failed audit name them.
 
 **Example.** `pipeline="rolling_sum", slice="20260131T120000Z"`.
 
-**Recovery.** Trigger it again. What an audit has blocked is kept for seven days; after that restate the slice.
+**Recovery.** Trigger it again. The rows of a blocked slice are kept for seven days; after that restate the slice.
 
 **Triage.**
-- *is not blocked*: it was restated meanwhile, or the name is another slice's.
+- *is not blocked*: the slice was restated meanwhile, or the name belongs to another slice.
 - *was computed again since it was shown*: look at the new verdict first.
 """
 

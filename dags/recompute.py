@@ -1,34 +1,44 @@
-"""Makes slices final, one DAG for each pipeline: what the stream showed is computed again, complete and audited.
+"""Makes slices final, one DAG for each pipeline: it recomputes, audits and publishes them.
 
-A slice is an interval of event time. When it is over and nothing more can come in time, it is due. `plan` takes all
-slices that are due, those that were missed or failed included: gaps heal by themselves, a weekend in one run.
-`recompute` computes their windows in one Spark job. `audit` judges them with the pipeline's checks. `publish` puts
-those that passed in the place of the live rows, in one commit. `all_final` succeeds if nothing is left behind.
+A slice is an interval of event time. It is due when it is over and nothing more can come in time. The run computes its
+windows from all landed events, while the stream may have missed late ones.
+
+- `plan` takes all slices that are due, also those that earlier runs missed or failed. So a run after a weekend without
+  Airflow fills the whole gap.
+- `recompute` computes their windows in one Spark job.
+- `audit` judges the staged rows with the pipeline's checks.
+- `publish` puts the rows of the slices that passed in the place of the live rows. Slices that touch go in one commit.
+- `all_final` succeeds if no planned slice is left.
 
 **On.** Unpause the DAG. There is a run for each slice; its partition is the slice that is over by then.
 
-**Restate.** Three ways, and each takes exactly the slices that were asked for: *Backfill* in the UI or
-`airflow backfill create --dag-id recompute_rolling_sum --from-date … --to-date … --reprocess-behavior completed`; clear
-a run; or trigger one with the form below. They get a new version, whatever their state.
+**Restate.** There are three ways. Each takes exactly the slices that were asked for, and gives them a new version,
+whatever their state.
+- *Backfill* in the UI, or
+  `airflow backfill create --dag-id recompute_rolling_sum --from-date … --to-date … --reprocess-behavior completed`.
+- Clear a run.
+- Trigger a run with the form below.
 
-**Params** (of runs that are triggered by hand). `from` and `to`: an interval of event time; none of them means what is
-due. `dry_run`: only show the plan; it is on unless you switch it off. `reason`: why; the ledger keeps it. `outdated`:
-instead of an interval, all slices that an older definition has made.
+**Params** (of runs that are triggered by hand). `from` and `to`: an interval of event time; without both, the run takes
+the slices that are due. `dry_run`: only show the plan; it is on unless you switch it off. `reason`: why; the ledger
+keeps it. `outdated`: instead of an interval, all slices that an older definition has made.
 
 **Connections.** `spark_default` says where Spark runs (client mode), `tideline_kafka` how Kafka is reached.
 
 **Example.** Trigger it with `from` and `to`, look at the plan in the run's note, again with `dry_run` off and a reason.
 By hand: `tideline plan rolling_sum`, `tideline restate rolling_sum --from T --to T --reason R --apply`.
 
-**Recovery.** Nothing needs to be done: what a run has left undone, the next one does. Readers keep what they had.
+**Recovery.** Nothing needs to be done: the next run takes the slices that this run left. Until then readers keep the
+rows that they had.
 
 **Triage.**
 - `plan` fails, *it is not over* or *ingest has yet to land*: the slice cannot be closed yet. Is `stream_ingest` up?
-- `audit` is red: it names slice, expectation and what was observed; its link *Data Docs* shows all. The slice is
-  blocked, its live rows stay. Mend the data or the definition and restate it, or publish it anyway: `publish_blocked`.
-- `audit` is tried again: it could not check, which says nothing about the data.
+- `audit` is red: it names the slice, the expectation and the observed value; its link *Data Docs* shows all. The slice
+  is blocked, and its live rows stay. Correct the data or the definition and restate the slice. Or publish it anyway:
+  `publish_blocked`.
+- `audit` is tried again: the audit itself could not run. The data may be good or bad.
 - `publish` is skipped, *another run has published it meanwhile*: that run's result stands.
-- What a slice went through: the link *Slices*, or `tideline query "select * from ledger_rolling_sum"`.
+- The history of a slice: the link *Slices*, or `tideline query "select * from ledger_rolling_sum"`.
 """
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -63,18 +73,18 @@ for pipeline in PIPELINES.values():
         deadline=deadline(30),
         **ALERTS,
     ):
-        # Planned when there is a slot: a plan that would wait for one could take in less.
+        # The plan waits for a slot itself. A plan made earlier would miss slices that are over by then.
         plan = PlanOperator(task_id="plan", pipeline=pipeline.name, **IN_RECOMPUTE_POOL)
-        # One Spark at a time, however many runs a backfill has under way.
+        # One Spark job at a time, even if a backfill has several active runs.
         recompute = RecomputeOperator(
             task_id="recompute", pipeline=pipeline.name, max_active_tis_per_dag=1, **IN_RECOMPUTE_POOL
         )
         audit = AuditOperator(task_id="audit", pipeline=pipeline.name)
-        # Slices that passed are published also where others did not.
+        # Slices that passed are published even if other slices of the run are blocked.
         publish = PublishOperator(
             task_id="publish", pipeline=pipeline.name, trigger_rule="all_done", outlets=[asset_of(pipeline)]
         )
-        # Takes no worker: it makes a run of which a slice is blocked a failed one.
+        # It takes no worker. It makes the run fail if a slice is blocked.
         all_final = EmptyOperator(task_id="all_final")
         plan >> recompute >> audit >> publish >> all_final
         audit >> all_final

@@ -1,11 +1,15 @@
 """Lets a stream begin elsewhere. Shows what would change, and changes nothing unless *Apply* is set.
 
-A pipeline's live rows go, its checkpoint is moved aside to `checkpoints/_aside`; final rows are never touched. `ingest`
-keeps its rows and only moves forward: what it passes over is booked as lost.
+For a pipeline the reset deletes the live rows, and moves the checkpoint aside to `checkpoints/_aside`. It never touches
+final rows. `ingest` keeps its rows and only moves forward; the records that it passes over are booked as lost.
 
-**Params.** `to`: *earliest* is the first record that the topic still has, *latest* what arrives from now on,
-*timestamp* the first record that arrived at or after `timestamp`, *landed* the offsets that `ingest` has landed (the
-hand-over to a changed definition). `sources` is for `ingest` only; none means all.
+**Params.** `to` is one of:
+- *earliest*: the first record that the topic still has.
+- *latest*: the records that arrive from now on.
+- *timestamp*: the first record that arrived at or after `timestamp`.
+- *landed*: the offsets up to which `ingest` has landed the topic. It hands a stream over to a changed definition.
+
+`sources` is for `ingest` only; an empty list means all.
 
 **Before.** Stop the stream (`control_streams`): a reset is refused while its driver lives.
 
@@ -14,12 +18,11 @@ hand-over to a changed definition). `sources` is for `ingest` only; none means a
 **Example.** `job="rolling_sum", to="earliest"`; look at the plan in the log; again with *Apply*; then start the stream.
 By hand: `tideline reset rolling_sum --to earliest --apply`.
 
-**Recovery.** Trigger it again: a reset that was cut off is finished by the next, and until then the stream refuses to
-start.
+**Recovery.** Trigger it again: the next reset completes an interrupted one. Until then the stream refuses to start.
 
 **Triage.**
 - *is already running*: stop the stream first.
-- *nothing of topic … is landed*: there is no tide line yet; choose another target.
+- *nothing of topic … is landed*: there is no landed offset to begin at. Run `ingest` first, or choose another target.
 """
 
 from airflow.sdk import DAG, Param

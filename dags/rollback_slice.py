@@ -1,13 +1,13 @@
 """Serves an earlier version of a slice again. Shows both versions, and changes nothing unless *Apply* is set.
 
-The earlier rows are published as a new version; the ledger says who did it and why.
+The earlier rows are published as a new version. The ledger records who did it, and why.
 
 **Params.** `pipeline`, `slice` (its name is its start), `to_version`, `reason`, `apply`.
 
 **Example.** `slice="20260131T120000Z", to_version=1`; look at the run's note; again with *Apply* and a reason. By hand:
 `tideline rollback rolling_sum --slice 20260131T120000Z --to-version 1 --reason R --apply`.
 
-**Recovery.** Trigger it again: rolling back to the version before the last is how a roll-back is undone.
+**Recovery.** Trigger it again. To undo a roll-back, roll back to the version that was served before it.
 
 **Triage.**
 - *is not there*: that version was never published, or was replaced more than `FINAL_VERSIONS_KEPT_DAYS` ago.

@@ -1,16 +1,17 @@
 """Keeps a streaming job running, one DAG for each.
 
-`stream_ingest` lands every source topic in the lake, the others keep the live windows of their pipeline. Its one
-task, `run`, starts the Spark driver, or finds the one that runs, and then waits in the triggerer: a running stream
-holds no worker slot. The driver is a process of its own. Nothing that happens to Airflow ends it.
+`stream_ingest` lands every source topic in the lake. The others keep the live windows of their pipeline. The only task,
+`run`, starts the Spark driver, or finds the driver that runs already. Then it waits in the triggerer, so a running
+stream holds no worker slot. The driver is a process of its own: it goes on when Airflow stops or fails.
 
 **On.** Unpause the DAG: the stream starts at once, and again whenever it ends.
 
 **Off.** Trigger `control_streams` with the action *stop*, or `tideline streams stop JOB`: it pauses the DAG, then asks
-the driver to end after its micro-batch. Pausing alone leaves the driver running, without anybody who would restart it.
+the driver to end after its micro-batch. If you only pause the DAG, the driver goes on, and is not restarted if it ends.
 
-**Restart.** Mark the task as failed or clear it: the driver finishes its micro-batch and ends, the next run starts
-another. Or `tideline streams restart JOB`. Nothing is lost or counted twice: a start goes on from the checkpoint.
+**Restart.** Mark the task as failed or clear it: the driver finishes its micro-batch and ends, and the next run starts
+another. Or `tideline streams restart JOB`. Nothing is lost or counted twice, because a start goes on from the
+checkpoint.
 
 **Connections.** `spark_default` says where Spark runs (client mode), `tideline_kafka` how Kafka is reached. The lake
 is `LAKE_ROOT`.
@@ -18,14 +19,16 @@ is `LAKE_ROOT`.
 **Example.** Run `provision_topics`, unpause `stream_ingest` and `stream_rolling_sum`, trigger `generate_demo_traffic`,
 then `tideline query "select * from rolling_sum limit 5"`. By hand: `python -m jobs live rolling_sum`.
 
-**Recovery.** A driver that dies is noticed within ten seconds of its last heartbeat and started again, after 5 s at
-first and up to 5 minutes when it fails again and again. Five failures in a row are a crash loop: the run fails with
-the cause, an incident is opened, and a try every few minutes goes on. A driver that lives and makes no step is
-*stalled*: an incident, and it is left alone.
+**Recovery.**
+- A driver that was killed counts as dead ten seconds after its last heartbeat. A dead or failed driver is started
+  again: after 5 s at first, and after up to 5 minutes when it fails again and again.
+- Five failures in a row are a crash loop. The run fails with the cause, an incident is opened, and the next tries
+  follow every few minutes.
+- A driver that runs but makes no step is *stalled*. An incident is opened, and the driver is left running.
 
-**Triage.** The links of the task lead to the stream's state, to its Spark UI and to the driver's log. The failed try
-says why in one paragraph; `tideline streams status` says it for all. "Running streams" in `docs/streams.md` has the
-rest.
+**Triage.** The links of the task lead to the stream's state, to its Spark UI and to the driver's log. A failed try
+gives the reason in one paragraph; `tideline streams status` gives it for all streams. "Running streams" in
+`docs/streams.md` has the rest.
 """
 
 from datetime import UTC, datetime
@@ -45,7 +48,7 @@ for job in STREAMS:
         default_args={"owner": OWNER, **ON_FAILURE},
         tags=[TAG, "stream"],
         schedule="@continuous",
-        # Without one Airflow 3.3 gives the second run the first one's logical date, and so never begins it.
+        # Without a start date Airflow 3.3 gives the second run the first run's logical date, and never begins it.
         start_date=datetime(2026, 1, 1, tzinfo=UTC),
         max_active_runs=1,
         is_paused_upon_creation=True,

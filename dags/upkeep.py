@@ -1,25 +1,25 @@
 """Removes old documents, pages, run folders and logs once a day. It is on by default.
 
 - In the lake: closed incidents (`INCIDENTS_KEPT_DAYS`), copies of unreadable documents, and files that were put aside;
-  pages about audits and checks, and folders of recompute runs that ended or died.
-- On the machine of its task, below `TIDELINE_HOME`: logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). A large
-  log of a process that lives on is begun anew.
-- Of tables that nobody has looked through for a day: replaced files that no reader needs any more.
+  pages about audits and checks; folders of recompute runs that ended or that newer runs replaced.
+- On the machine of its task, below `TIDELINE_HOME`: logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). If a log
+  of a running process is large, it is begun anew.
+- In tables that were not cleaned for a day: replaced files that no reader needs any more.
 
-`docs/operations.md` lists every bound, and who sees to it.
+`docs/operations.md` lists every bound, and the part of the platform that keeps it.
 
-Rows of tables are never touched: their writers look after them.
+Rows of tables are never touched: the writers of the tables remove old rows themselves.
 
 **Params.** None.
 
-**Example.** Trigger it at any time. The run's note and the task's log say what was removed: files and bytes.
+**Example.** Trigger it at any time. The run's note and the task's log give the number of removed files and their bytes.
 
-**Recovery.** Clear it, or wait for the next run. A pass that was cut short is finished by the next one.
+**Recovery.** Clear it, or wait for the next run, which completes a run that was interrupted.
 
 **Triage.**
 - *left to the next pass*: a recompute held its lease for minutes. Nothing is wrong unless it happens every day.
-- *is left alone*: Airflow's logs lie elsewhere and may be of other DAGs, too. Bound them there.
-- The disk fills all the same: `docs/operations.md` tells what else grows.
+- *is left alone*: Airflow's logs lie elsewhere and may also belong to other DAGs. Bound them there.
+- The disk fills all the same: `docs/operations.md` lists what else grows.
 """
 
 from airflow.sdk import DAG

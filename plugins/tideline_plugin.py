@@ -1,4 +1,4 @@
-"""Registration only: what is registered lives in the package beside it; the connection type comes as a provider."""
+"""Register listeners, weight rule and pages of `tideline_airflow`. The connection types come as a provider."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -15,7 +15,7 @@ Message = MutableMapping[str, Any]
 async def console(
     scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
 ) -> None:
-    """The pages. Every process of Airflow reads this file, and only the API server needs what they import."""
+    """Serve the pages. They are imported on the first request, because only the API server needs them."""
     from tideline_airflow.console.app import app
 
     await app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""`tideline` and `python -m jobs`: thin commands, one function each. The work is done in the modules they call."""
+"""`tideline` and `python -m jobs`: one short function per command. The work is done in the modules that it calls."""
 
 import logging
 import sys
@@ -26,7 +26,7 @@ _COMMANDS = {
     "Measurements": (measure.bench, measure.soak),
 }
 _GROUPS = {"Platform": {"topics": topics.app}, "Streams": {"streams": streams.app}}
-# Airflow's tasks submit them with the run and the slices that they are about.
+# Airflow's tasks submit these commands for their runs, so `--help` does not list them.
 _SUBMITTED = (drivers.recompute, drivers.audit, drivers.account)
 _JOBS = [[name] for name in ("ingest", "live", "recompute", "audit", "account")]
 
@@ -46,7 +46,7 @@ def _configure_logging() -> None:
     """Streaming numbers you can trust: every row says whether it is live or final."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kafka").setLevel(logging.WARNING)
-    # It warns of every pause over 0.1 s, and a busy machine has many.
+    # It warns of every pause over 0.1 s, and a busy machine has many such pauses.
     logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
@@ -59,7 +59,7 @@ def main() -> None:
         _refuse(str(refusal))
     except Exception as error:
         root = environment().get("LAKE_ROOT") or ""
-        # A job is tried again, and its log has all of it.
+        # A job is tried again, so its log gets the whole trace.
         if not root.startswith(("s3://", "s3a://")) or sys.argv[1:2] in _JOBS:
             raise
         from jobs.storage.bucket import cannot_be_used, reason_of

@@ -1,4 +1,4 @@
-"""What a driver runs: ingest, live, recompute, audit, account."""
+"""The commands that a driver runs: ingest, live, recompute, audit, account."""
 
 from typing import Annotated
 
@@ -34,14 +34,14 @@ def recompute(
     run: _Run,
     try_name: Annotated[str | None, typer.Option("--try", help="Which try of the task; none: by hand.")] = None,
 ) -> None:
-    """Compute the windows that a run's plan asks for: what the task `recompute` submits."""
+    """Compute the windows that a run's plan asks for. The task `recompute` submits this command."""
     from jobs.finality import recompute as job
 
     job.run(Settings.from_env(), pipeline_named(name), run, try_name)
 
 
 def audit(name: str, run: _Run, link: _Link = None) -> None:
-    """Judge by Spark what a run has staged: what the task `audit` submits when there are many rows."""
+    """Audit the staged rows of a run with Spark. The task `audit` submits this command when there are many rows."""
     from jobs import session
     from jobs.finality import auditing
     from jobs.finality.tries import stop_when_task_ends
@@ -54,7 +54,7 @@ def audit(name: str, run: _Run, link: _Link = None) -> None:
 def account(
     name: str, run: Annotated[str, typer.Option("--run", help="What to call this run.")], link: _Link = None
 ) -> None:
-    """Explain how far live was from final, slice by slice: what the task `account` submits."""
+    """Explain for each slice how far live was from final. The task `account` submits this command."""
     from jobs.finality import account as job
     from jobs.finality.tries import stop_when_task_ends
 

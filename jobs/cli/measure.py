@@ -25,12 +25,12 @@ def bench(
         int, typer.Option(min=1, help="How many days the simulated year has; fewer are a quick look.")
     ] = 365,
 ) -> None:
-    """Measure our jobs beside plain Spark and DuckDB, and freshness; a whole run writes docs/benchmarks.md."""
+    """Measure freshness, and our jobs beside plain Spark and DuckDB; a whole run writes docs/benchmarks.md."""
     from local.bench import report as bench_report
     from local.bench import run as measure
     from local.bench.year import report as bench_year_report
 
-    # As Ctrl-C does, so that brokers and sessions end with it.
+    # SIGTERM does the same as Ctrl-C, so that brokers and sessions end with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings.from_env()
     wanted = tuple(only or measure.EVERYTHING)
@@ -69,7 +69,7 @@ def soak(
     from local.soak import report as soak_report
     from local.soak import run as watch
 
-    # As Ctrl-C does, so that the platform ends with it.
+    # SIGTERM does the same as Ctrl-C, so that the platform ends with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with steps("soak") as step:
         soaked = watch.run(minutes, step, quota)

@@ -11,7 +11,7 @@ from jobs.refusal import Refusal
 
 
 def up() -> None:
-    """Start the platform: broker and Airflow. Harmless when it runs, heals it when a part died."""
+    """Start the platform: broker and Airflow. Parts that have ended or hang are started again."""
     from local.platform.report import addresses
 
     stack = embedded_stack()
@@ -28,7 +28,7 @@ def down() -> None:
 
 
 def status(output: Format = Output.TABLE) -> None:
-    """Show the parts of the platform, their health and memory; exit code 1 unless all of them are healthy."""
+    """Show the parts of the platform, their health and memory; exit code 1 if a part is not healthy."""
     from local.platform.report import as_rows, status_table
 
     parts = embedded_stack().status()
@@ -71,7 +71,7 @@ def demo(
 def jars(
     verify: Annotated[bool, typer.Option("--verify", help="Only check what is there; fetch nothing.")] = False,
 ) -> None:
-    """Fetch the jars that Spark and the broker need, once, and check their sums."""
+    """Fetch the jars that Spark and the broker need, once, and check their checksums."""
     from local.jars import classes
     from local.jars import fetch as declared
     from local.platform.settings import StackSettings
@@ -92,7 +92,7 @@ def jars(
 def clean(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete the platform's data: lake, topics, Airflow's database, logs. Jars stay; refused while it runs."""
+    """Delete the platform's data: lake, topics, Airflow's database, logs. Jars stay. Refused while it runs."""
     stack = embedded_stack()
     if not yes:
         typer.confirm(f"Delete lake, topics, Airflow's database and logs below {stack.settings.home}?", abort=True)

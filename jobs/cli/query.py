@@ -31,7 +31,7 @@ def query(
     from jobs.query import answers
     from jobs.query.lake import Lake
 
-    # The lake is only read: there is nothing to tidy up, and no function of a query can hold it up.
+    # The query only reads, so nothing must be cleaned up. Ctrl-C then ends it at once, even within a long function.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     limits = QueryLimits.from_env()
     limits = replace(limits, seconds=seconds or limits.seconds, rows=rows or limits.rows)
@@ -46,6 +46,6 @@ def query(
 
 
 def _end(sentence: str) -> None:
-    """End the process from another thread than the one that is stuck."""
+    """End the process. Called from the watching thread, because the query's own thread may be stuck."""
     say(sentence)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What all commands share: how they print, show progress, are stopped, and find the platform."""
+"""Shared by all commands: printing, progress, stop signals, and the way to the platform."""
 
 import signal
 import threading
@@ -35,7 +35,7 @@ Format = Annotated[Output, typer.Option("--format", help="A table for people, JS
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM set the event once; a second signal does what it always did."""
+    """The first Ctrl-C or SIGTERM sets the event; the second signal of the same kind acts as usual."""
     stop = threading.Event()
     before: dict[int, Any] = {}
 
@@ -63,7 +63,7 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int], object]]
 
 @contextmanager
 def steps(title: str) -> Iterator[Callable[[str], None]]:
-    """What is being done: a spinner on a terminal, lines elsewhere."""
+    """Show the current step: a spinner on a terminal, lines elsewhere."""
     if not errors.is_terminal:
         yield lambda step: errors.print(f"{title}: {step}", highlight=False)
         return
@@ -72,7 +72,7 @@ def steps(title: str) -> Iterator[Callable[[str], None]]:
 
 
 def pipeline_named(name: str) -> "Pipeline":
-    """The pipeline that a person names."""
+    """The pipeline of this name; refused if there is none."""
     from jobs.pipelines import PIPELINES
 
     if name not in PIPELINES:
@@ -90,7 +90,7 @@ def embedded_stack() -> "Stack":
 
 @contextmanager
 def airflow() -> "Iterator[AirflowApi | None]":
-    """The Airflow of `AIRFLOW_API`, or else that of the embedded platform; none if it does not answer."""
+    """The Airflow of `AIRFLOW_API`, or else of the embedded platform; None if it does not answer."""
     from jobs.airflow_api.client import AirflowApi
 
     env = environment()
@@ -106,5 +106,5 @@ def say(sentence: str) -> None:
     """Print a refusal, or why something has ended."""
     from jobs.query.answers import visible_lines
 
-    # A sentence may quote data or a query.
+    # A sentence may quote data or a query, so control characters in it are made visible.
     errors.print("[red]tideline:[/red]", Text(visible_lines(sentence)), highlight=False, soft_wrap=True)

@@ -25,7 +25,7 @@ def plan(
     to: _To = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Show which slices a recompute would make final now, and why; or those of an interval."""
+    """Show which slices a recompute would make final now, and why; with --from and --to, those of the interval."""
     _recompute_run(name, {"from": from_, "to": to, "dry_run": True}, output)
 
 
@@ -86,7 +86,7 @@ def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
 
 
 def _dag_run(dag_id: str, conf: dict[str, Any], task_id: str) -> dict[str, Any]:
-    """Start a DAG run, follow it, and give what one of its tasks has to say."""
+    """Start a DAG run, follow it to its end, and return the XCom of one of its tasks."""
     from jobs.airflow_api import dag_runs
 
     with airflow() as api, steps(dag_id) as step:

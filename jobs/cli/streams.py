@@ -25,7 +25,7 @@ _Seconds = Annotated[float | None, typer.Option(min=1, help="How long a driver m
 
 @app.command("status")
 def streams_status(jobs: _Jobs = None, output: Format = Output.TABLE) -> None:
-    """Show how streams do; exit code 1 if one that is wanted does not run, or an incident is open."""
+    """Show the state of streams; exit code 1 if a wanted stream does not run, or an incident is open."""
     from jobs.streaming import fleet
 
     with _fleet() as streams:
@@ -43,7 +43,7 @@ def streams_status(jobs: _Jobs = None, output: Format = Output.TABLE) -> None:
 
 @app.command("start")
 def streams_start(jobs: _Jobs = None, output: Format = Output.TABLE) -> None:
-    """Switch streams on; one that waits after failures is started at once."""
+    """Switch streams on; a stream that waits after failures is started at once."""
     _control(output, jobs, lambda streams, names: streams.start(names, by=_who()))
 
 
@@ -60,7 +60,7 @@ def streams_stop(
 
 @app.command("restart")
 def streams_restart(jobs: _Jobs = None, seconds: _Seconds = None, output: Format = Output.TABLE) -> None:
-    """End drivers after their micro-batch, and let others begin."""
+    """End each driver after its micro-batch; its DAG then starts another."""
     _control(output, jobs, lambda streams, names: streams.restart(names, by=_who(), seconds=seconds))
 
 
@@ -77,7 +77,7 @@ def _control(output: Output, jobs: list[str] | None, act: "Callable[[Fleet, Sequ
 
 @contextmanager
 def _fleet() -> "Iterator[Fleet]":
-    """The streams of this lake, with Airflow if it answers."""
+    """The streams of this lake. Without an answer of Airflow, only the drivers can be asked, not their DAGs."""
     from jobs.streaming.fleet import Fleet
 
     def tell(line: str) -> None:
@@ -106,7 +106,7 @@ def reset(
 ) -> None:
     """Begin a stream anew from other offsets: a new checkpoint, live rows cleared, the old checkpoint put aside.
 
-    `ingest` keeps its rows and only moves forward; what it passes over is booked as lost. Refused while the job runs.
+    `ingest` keeps its rows and only moves forward; skipped records are booked as lost. Refused while the job runs.
     """
     from jobs.broker import kafka
     from jobs.streaming import reset as tool
@@ -135,7 +135,7 @@ def advise(
     share: Annotated[float, typer.Option(min=0, max=1, help="The share of events that should count in time.")] = 0.999,
     output: Format = Output.TABLE,
 ) -> None:
-    """Propose a watermark delay from the lateness that was seen, with its price in freshness and state."""
+    """Propose a watermark delay from the lateness of landed events, with its price in freshness and state."""
     from jobs.streaming import advise as adviser
 
     settings = Settings.from_env()

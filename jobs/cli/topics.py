@@ -1,4 +1,4 @@
-"""`tideline topics`: what the definitions want, against what Kafka has."""
+"""`tideline topics`: compare Kafka's topics with the definitions, and change them to match."""
 
 import json
 
@@ -19,7 +19,7 @@ def topics_plan(output: Format = Output.TABLE) -> None:
 
 @app.command("apply")
 def topics_apply(output: Format = Output.TABLE) -> None:
-    """Create, grow and align the topics; nothing at all if a step is refused."""
+    """Create, grow and align the topics. If one step is refused, nothing is changed."""
     _topics(output, do=True)
 
 

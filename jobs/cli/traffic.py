@@ -24,9 +24,9 @@ def generate(
     start: Annotated[str | None, typer.Option(help="First event time, ISO 8601; without it events happen now.")] = None,
     step_ms: Annotated[int, typer.Option(min=1, help="Event time between two records, with --start.")] = 1,
 ) -> None:
-    """Send made-up traffic to a source's topic: skewed, wandering, on demand late, repeated or broken.
+    """Send made-up traffic to a source's topic: skewed keys, wandering values; late, repeated or broken on request.
 
-    The same seed, count and start give the same records byte for byte; without --start all but the times.
+    The same seed, count and start give the same records byte for byte; without --start only the times differ.
     """
     from jobs.traffic import generator as traffic
 

@@ -6,7 +6,7 @@ _TEXT = {"type": ["string", "null"]}
 
 
 def get_provider_info() -> dict[str, Any]:
-    """What Airflow shows as a provider: the connection type `tideline_kafka` and its form."""
+    """Tideline as a provider of Airflow: connection types `tideline_kafka` and `tideline_airflow` with their forms."""
     return {
         "package-name": "tideline",
         "name": "Tideline",

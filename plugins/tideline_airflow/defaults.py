@@ -1,4 +1,4 @@
-"""What all DAGs have in common."""
+"""Default arguments, pools and alerts that all DAGs share."""
 
 import os
 from datetime import timedelta
@@ -12,8 +12,9 @@ from tideline_airflow.notifiers.incident import Event, IncidentNotifier
 
 OWNER = "tideline"
 TAG = "tideline"
-# Where Spark jobs of the batch take their slots, in turn; the embedded platform has pools as large as the machine. An
-# account has its own: it holds up no publish, and publishes, which may come each minute, do not hold it up for ever.
+# Batch Spark jobs take their slots from these pools, in turn. The embedded platform sizes the pools by the machine.
+# Accounts have a pool of their own. So they do not hold up publishes. And publishes, which may come each minute, do not
+# keep accounts waiting without end.
 IN_RECOMPUTE_POOL: dict[str, Any] = {
     "pool": os.environ.get("TIDELINE_RECOMPUTE_POOL") or "default_pool",
     "weight_rule": FirstCome(),
@@ -22,7 +23,7 @@ IN_ACCOUNT_POOL: dict[str, Any] = {
     "pool": os.environ.get("TIDELINE_ACCOUNT_POOL") or "default_pool",
     "weight_rule": FirstCome(),
 }
-# A task that is tried again tells nothing: only its last failure counts.
+# No alert while a task is tried again: only its last failure counts.
 ON_FAILURE: dict[str, Any] = {"on_failure_callback": IncidentNotifier(Event.TASK_FAILED)}
 DEFAULT_ARGS: dict[str, Any] = {
     "owner": OWNER,
@@ -32,7 +33,7 @@ DEFAULT_ARGS: dict[str, Any] = {
     "max_retry_delay": timedelta(minutes=5),
     **ON_FAILURE,
 }
-# For the DAG itself: its runs, which the DAG processor tells of. A success is the recovery.
+# For the DAG itself: the DAG processor calls these at the end of a run. A success closes the DAG's incidents.
 ALERTS: dict[str, Any] = {
     "on_success_callback": IncidentNotifier(Event.RUN_SUCCEEDED),
     "on_failure_callback": IncidentNotifier(Event.RUN_FAILED),
@@ -40,7 +41,7 @@ ALERTS: dict[str, Any] = {
 
 
 def deadline(minutes: float) -> DeadlineAlert:
-    """An incident if a run is not over so long after it was queued; the run goes on."""
+    """Open an incident if a run is not over that many minutes after it was queued; the run goes on."""
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
         interval=timedelta(minutes=minutes),

@@ -6,10 +6,10 @@ from tideline_airflow.hooks.kafka import KafkaHook
 
 
 def of_child(kafka_conn_id: str = KafkaHook.default_conn_name) -> dict[str, str]:
-    """That of the task without what is Airflow's, and with Kafka as the connection says it.
+    """The task's environment without Airflow's variables, plus Kafka's settings from the connection.
 
-    Airflow has its name in every setting, secret, connection and variable, so one rule leaves out all of them. What
-    remains may not be listed: a cluster has variables of its own, such as `HADOOP_CONF_DIR` or `KUBECONFIG`.
+    Airflow's settings, secrets, connections and variables all have AIRFLOW in their names, so one rule removes them.
+    A list of variables to keep would not work: a cluster has its own, such as `HADOOP_CONF_DIR` or `KUBECONFIG`.
     """
     own = {name: value for name, value in os.environ.items() if "AIRFLOW" not in name.upper()}
     return {**own, **KafkaHook(kafka_conn_id).environment()}

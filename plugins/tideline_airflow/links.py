@@ -1,4 +1,4 @@
-"""Where a task of Tideline leads to: buttons on its page in the Airflow UI, and the logs behind one of them."""
+"""The buttons on a task's page in the Airflow UI, and the folder of the driver logs behind one of them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,18 @@ CONSOLE = "/tideline"
 
 
 class StreamLink(BaseOperatorLink):
-    """How the stream does: its last progress, its epochs and how they ended."""
+    """The state of the stream: its last progress, its epochs and how they ended."""
 
     name = "Stream"
     page = ""
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """The page of the stream that this operator runs; it is found there, whoever holds the lease by then."""
+        """The page of the stream that this operator runs, whichever driver holds the lease by then."""
         return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}{CONSOLE}/streams/{operator.dag_id}{self.page}"
 
 
 class DriverLogLink(StreamLink):
-    """What the newest driver says."""
+    """The log of the newest driver."""
 
     name = "Driver's log"
     page = "/log"
@@ -45,12 +45,12 @@ class SlicesLink(BaseOperatorLink):
 
 
 class DataDocsLink(BaseOperatorLink):
-    """What Great Expectations found in this run."""
+    """The results of Great Expectations in this run."""
 
     name = "Data Docs"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """The page of this run; it is there once the audit is done."""
+        """The page of this run; it exists after the audit or check."""
         return self.address(ti_key.dag_id, ti_key.run_id)
 
     @staticmethod
@@ -60,7 +60,7 @@ class DataDocsLink(BaseOperatorLink):
 
 
 def address(path: str) -> str:
-    """A page of ours."""
+    """The address of a page of Tideline."""
     return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}{CONSOLE}/{path}"
 
 

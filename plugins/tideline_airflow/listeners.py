@@ -1,4 +1,4 @@
-"""What a task says about its run, shown on the run: the XCom `run_note` becomes the run's note when it ends."""
+"""Shows a task's summary on its run: when the run ends, the XCom `run_note` becomes the run's note."""
 
 from typing import TYPE_CHECKING
 
@@ -13,18 +13,21 @@ RUN_NOTE_LENGTH = 1000
 
 @hookimpl
 def on_dag_run_success(dag_run: "DagRun", msg: str) -> None:
-    """The run did what its note says."""
+    """Copy the note of a run that succeeded."""
     show(dag_run)
 
 
 @hookimpl
 def on_dag_run_failed(dag_run: "DagRun", msg: str) -> None:
-    """The run did not, and its note may say why."""
+    """Copy the note of a run that failed; it may give the reason."""
     show(dag_run)
 
 
 def show(dag_run: "DagRun") -> None:
-    """Copy the newest note of the run's tasks; what a person wrote stays. Runs in the scheduler, in its session."""
+    """Copy the newest note of the run's tasks, unless the run has a note, such as a person's.
+
+    It runs in the scheduler, in the scheduler's session.
+    """
     from airflow.models.xcom import XComModel
     from sqlalchemy.orm import object_session
 

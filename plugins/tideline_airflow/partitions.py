@@ -1,4 +1,4 @@
-"""Slices as partitions of Airflow: when a run is scheduled, for which slice, and how a slice's key reads."""
+"""Slices as partitions of Airflow: the schedule of a pipeline's runs, the slice of each run, and its key."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, closes_at, slice_at
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 
-# What Airflow's own partition mappers read where nothing else is said.
+# The default format of Airflow's own partition mappers.
 KEY_FORMAT = "%Y-%m-%dT%H:%M:%S"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -24,7 +24,10 @@ def timetable_of(pipeline: Pipeline) -> CronPartitionTimetable:
 
 
 def cron_of(pipeline: Pipeline) -> str:
-    """A moment for each beginning of a slice. Slices are counted from 1970, cron counts within the hour or the day."""
+    """The cron expression that fires at the start of each slice.
+
+    Slices are counted from 1970, but cron counts within the hour or the day. So the length must divide one of them.
+    """
     length = pipeline.slice_seconds
     if length % _MINUTE == 0 and _HOUR % length == 0:
         return "0 * * * *" if length == _HOUR else f"*/{length // _MINUTE} * * * *"
@@ -37,31 +40,34 @@ def cron_of(pipeline: Pipeline) -> str:
 
 
 def slices_until_over(pipeline: Pipeline) -> int:
-    """How many slices before the one that begins now the newest lies for which nothing more can come in time.
+    """How far the newest slice that is over lies before the slice that begins now, counted in slices.
 
-    But for the few seconds by which two clocks may differ: those the run waits, or it would come a slice later.
+    Two clocks may differ by a few seconds. These are left out here, else the run would come a whole slice later. The
+    run itself waits these seconds instead.
     """
     length, wait = pipeline.slice_seconds * 1000, closes_at(pipeline, Slice(0, 0)) - CLOCK_SKEW_MS
     return 1 - (-wait // length)
 
 
 def wait_until_over(pipeline: Pipeline, key: str | None, clock: Callable[[], float]) -> None:
-    """Let the run of a slice begin when the slice is over by the broker's clock; Airflow has started it by its own."""
+    """Wait until the slice is over by the broker's clock. Airflow has started its run by Airflow's own clock."""
     while seconds := seconds_until_over(pipeline, key, clock()):
         time.sleep(seconds)
 
 
 def seconds_until_over(pipeline: Pipeline, key: str | None, now_ms: float) -> float:
-    """How long the run of a slice waits for it; one that is not over for longer was not meant to wait.
+    """How many seconds the run of a slice waits until the slice is over by the broker's clock; 0: it does not wait.
 
-    The moment is the broker's. By Airflow's clock, which has started the run, it may be that much later.
+    Airflow starts a run some seconds early: the schedule leaves out the few seconds for clocks that differ, and
+    Airflow's clock may be ahead of the broker's. If the slice is over only later than that, the clocks are not the
+    cause, and the run does not wait.
     """
     wait_ms = closes_at(pipeline, slice_of(pipeline, key)) - now_ms if key else 0.0
     return wait_ms / 1000 if 0 < wait_ms <= CLOCK_SKEW_MS + CLOCK_TOLERANCE_MS else 0.0
 
 
 def key_of(slice_: Slice) -> str:
-    """The partition's key: when the slice begins."""
+    """The partition's key: the start of the slice."""
     return slice_.start.strftime(KEY_FORMAT)
 
 
@@ -72,5 +78,5 @@ def slice_of(pipeline: Pipeline, key: str) -> Slice:
 
 
 def asset_of(pipeline: Pipeline) -> Asset:
-    """What a pipeline publishes, as Airflow knows it."""
+    """The asset of Airflow that stands for a pipeline's final slices."""
     return Asset(name=pipeline.asset, uri=f"tideline://{pipeline.asset}")

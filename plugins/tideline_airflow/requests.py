@@ -1,4 +1,4 @@
-"""What a run of `recompute_…` is asked to do, from how it came about. Decisions only."""
+"""Decides which slices a run of `recompute_…` takes: scheduled, backfill, by hand or cleared. Pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tideline_airflow.partitions import slice_of
 
 
 class Run(Protocol):
-    """What Airflow says of a run."""
+    """The attributes of an Airflow run that decide."""
 
     @property
     def run_id(self) -> str:
@@ -34,7 +34,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Which slices; no request means what is due. A dry run writes nothing."""
+    """The slices that a run takes; without a request it takes those that are due. A dry run writes nothing."""
 
     request: Request | None = None
     dry_run: bool = False
@@ -42,9 +42,9 @@ class Asked:
 
 
 def asked(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]) -> Asked:
-    """What a run is to do. ``taken``: the slices that it took before it was cleared."""
+    """Decide which slices a run takes. ``taken`` returns those that it took before it was cleared."""
     if run.run_type not in ("scheduled", "backfill"):
-        # By a person, or by another DAG: both say what they want.
+        # Started by a person or by another DAG. Their params name the slices.
         return _by_hand(pipeline, run, params, taken)
     if run.clear_number:
         return Asked(request=_again(pipeline, run, taken))

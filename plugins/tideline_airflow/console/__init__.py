@@ -1,1 +1,1 @@
-"""Pages inside Airflow: behind its login, for those who may see the DAG."""
+"""Pages inside Airflow, behind its login. Only users who may see a DAG see the pages about it."""

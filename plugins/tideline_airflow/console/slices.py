@@ -1,4 +1,4 @@
-"""The slices of a pipeline, what became of each of them, and what Great Expectations found in a run."""
+"""Pages about the slices of a pipeline, their history, and the results of Great Expectations in a run."""
 
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -44,7 +44,7 @@ _Pipeline = Annotated[Pipeline, Depends(_pipeline)]
 
 @router.get("/slices/{dag_id}", response_class=HTMLResponse)
 def slices(pipeline: _Pipeline) -> str:
-    """The newest slices, and up to where everything is final."""
+    """The newest slices and the tide line."""
     ledger = Ledger.read(_lake(), pipeline)
     if ledger is None:
         return _page(f"Slices of {pipeline.name}", "<p>No plan was made yet: unpause the DAG.</p>")
@@ -59,7 +59,7 @@ def slices(pipeline: _Pipeline) -> str:
 
 
 def _newest(ledger: Ledger) -> tuple[dict[str, Entry], bool]:
-    """The slices of so many days that a page is full, and whether these are all of them."""
+    """The slices of the newest days, enough to fill a page, and whether these are all slices."""
     found: dict[str, Entry] = {}
     days = ledger.days()
     while days and len(found) <= _SHOWN:
@@ -69,7 +69,7 @@ def _newest(ledger: Ledger) -> tuple[dict[str, Entry], bool]:
 
 @router.get("/slices/{dag_id}/{name}", response_class=HTMLResponse)
 def one_slice(pipeline: _Pipeline, name: str) -> str:
-    """All that is known of a slice."""
+    """The header and the history of a slice, and why it is blocked."""
     try:
         known = slice_named(pipeline, name).name
     except RefusedDefinitionError as refusal:
@@ -96,7 +96,7 @@ def one_slice(pipeline: _Pipeline, name: str) -> str:
 
 @router.get("/quality/{dag_id}/{run}.html", response_class=HTMLResponse)
 def data_docs(dag_id: str, run: str) -> str:
-    """What Great Expectations found in a run."""
+    """The results of Great Expectations in a run."""
     audits = {pipeline.recompute_job: (pipeline, page_of) for pipeline in PIPELINES.values()}
     checks = {pipeline.check_job: (pipeline, page_of_check) for pipeline in PIPELINES.values()}
     pipeline, place = {**audits, **checks}.get(dag_id, (None, None))
@@ -109,7 +109,7 @@ def data_docs(dag_id: str, run: str) -> str:
 
 
 class _Link:
-    """A cell that leads somewhere, if there is somewhere."""
+    """A table cell with a link; empty if there is no address."""
 
     def __init__(self, text: str, href: str | None) -> None:
         self.text, self.href = text, href
@@ -153,7 +153,7 @@ def _docs(pipeline: Pipeline, entry: Entry) -> str | None:
 
 
 def _verdict(pipeline: Pipeline, name: str, history: list[Entry]) -> str:
-    """What failed, of a slice that waits for somebody's decision."""
+    """The failed checks of a slice that is blocked now."""
     if not history or history[-1].state is not State.BLOCKED:
         return ""
     verdict = (RunFolder.of(_lake(), pipeline, history[-1].run).verdicts() or {}).get(name, {})

@@ -1,4 +1,4 @@
-"""One page per streaming job: its state, its progress, its epochs; its log, and the way to its Spark UI."""
+"""Pages per streaming job: one with its state, progress and epochs, its log, and a redirect to its Spark UI."""
 
 from collections.abc import Iterable
 from html import escape
@@ -51,7 +51,7 @@ _Control = Annotated[Control, Depends(_control)]
 
 @router.get("", response_class=HTMLResponse)
 def stream(control: _Control) -> str:
-    """The state of a stream, renewed every five seconds."""
+    """The state of a stream. The page reloads every five seconds."""
     history = control.history()
     incidents = Incidents.of(Settings.from_env().lake_root).still_open(f"stream.{control.job}.")
     own = [incident.text for incident in incidents]
@@ -80,7 +80,7 @@ def driver_log(control: _Control) -> str:
 
 @router.get("/spark")
 def spark_ui(control: _Control) -> RedirectResponse:
-    """To the Spark UI of the driver that runs."""
+    """Redirect to the Spark UI of the driver that runs."""
     epoch = control.newest_epoch()
     if epoch is None or not control.health(epoch).alive or epoch.beat is None or epoch.beat.ui is None:
         raise HTTPException(404, f"no driver of {control.job} runs: its Spark UI has ended with it")

@@ -1,1 +1,1 @@
-"""Hooks: how tasks reach the world."""
+"""Hooks: clients for Kafka and for Airflow's API, made from Airflow connections."""

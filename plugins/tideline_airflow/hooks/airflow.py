@@ -1,4 +1,4 @@
-"""Airflow's own API from an Airflow connection: what a task may not do by itself, such as to pause a DAG."""
+"""Airflow's own API from an Airflow connection. Some actions need it, such as to pause a DAG: tasks may not do them."""
 
 from airflow.sdk import BaseHook
 
@@ -15,7 +15,7 @@ class AirflowHook(BaseHook):
     hook_name = "Airflow (Tideline)"
 
     def __init__(self, airflow_conn_id: str = default_conn_name) -> None:
-        """Nothing is looked up before it is asked for."""
+        """The connection is looked up on first use."""
         super().__init__()
         self.airflow_conn_id = airflow_conn_id
 

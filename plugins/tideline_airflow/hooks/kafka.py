@@ -11,7 +11,7 @@ from jobs.settings import KafkaSettings
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
 
-# As librdkafka writes them, so that the extra of a `kafka` connection can be taken over as it is.
+# librdkafka's names of settings, so that the extra of an existing `kafka` connection can be copied unchanged.
 _DOTTED = {
     "bootstrap.servers": "bootstrap",
     "security.protocol": "security_protocol",
@@ -27,7 +27,7 @@ _DOTTED = {
 
 
 class KafkaHook(BaseHook):
-    """Kafka as a connection describes it: for kafka-python here, as environment for the processes that tasks start."""
+    """Kafka's settings from a connection: for kafka-python in this process, as environment for child processes."""
 
     conn_name_attr = "kafka_conn_id"
     default_conn_name = "tideline_kafka"
@@ -35,27 +35,27 @@ class KafkaHook(BaseHook):
     hook_name = "Kafka (Tideline)"
 
     def __init__(self, kafka_conn_id: str = default_conn_name) -> None:
-        """Nothing is looked up before it is asked for."""
+        """The connection is looked up on first use."""
         super().__init__()
         self.kafka_conn_id = kafka_conn_id
 
     def settings(self) -> KafkaSettings:
-        """What the connection says; its fields win over dotted keys of its extra."""
+        """The connection's settings. A field of its form wins over a dotted key of its extra."""
         return settings_of(self.get_connection(self.kafka_conn_id))
 
     def get_conn(self) -> "KafkaAdminClient":
-        """An admin client; close it."""
+        """An admin client. The caller closes it."""
         from jobs.broker import kafka
 
         return kafka.connect(self.settings())
 
     def environment(self) -> dict[str, str]:
-        """The settings for a child process. Names it does not set are empty, so that nothing else fills them in."""
+        """The settings for a child process. Settings without a value are empty, so that no inherited value applies."""
         kafka = self.settings()
         return {f"KAFKA_{name.upper()}": "" for name in vars(kafka)} | kafka.as_env()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Ask the cluster who it is."""
+        """Ask the cluster for its id and its brokers."""
         from jobs.broker import kafka
 
         try:
@@ -67,7 +67,7 @@ class KafkaHook(BaseHook):
 
 
 def settings_of(connection: Connection) -> KafkaSettings:
-    """A connection as settings: fields of its form, else dotted keys of its extra, else the defaults."""
+    """A connection's settings: from the fields of its form, else the dotted keys of its extra, else the defaults."""
     extra: Mapping[str, Any] = connection.extra_dejson
     dotted = {field: extra[key] for key, field in _DOTTED.items() if extra.get(key)}
     fields = {name: extra[name] for name in KafkaSettings.__annotations__ if extra.get(name)}

@@ -1,1 +1,1 @@
-"""How Airflow tells people what they must know."""
+"""Alerts: incidents from failures, and the channels that carry their messages."""

@@ -1,6 +1,6 @@
-"""The ways by which a message leaves, as Airflow connections describe them: e-mail, and whatever Apprise speaks.
+"""The channels of alerts, from Airflow connections: e-mail, and all services that Apprise supports.
 
-Each service of Apprise is a channel of its own: one that is dead does not have the others repeat themselves.
+Each service of Apprise is a channel of its own. If one service fails, the others do not repeat their messages.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _SMTP_SECONDS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What leaves: a subject, a text, a link, and whether it is good news."""
+    """A message: a subject, a text, a link, and whether it is good news."""
 
     subject: str
     text: str
@@ -38,7 +38,7 @@ Send = Callable[[Message], None]
 
 
 def channels() -> dict[str, Send]:
-    """Every channel that a connection describes, by a name that gives nothing away."""
+    """Every channel that a connection describes, by a name without secrets."""
     mail, apprise = _connection(SMTP), _connection(APPRISE)
     found: dict[str, Send] = {"smtp": partial(_mail, mail)} if mail else {}
     return {**found, **dict(_services(apprise))} if apprise else found
@@ -55,7 +55,7 @@ def _mail(connection: "Connection", message: Message) -> None:
     from airflow.providers.smtp.hooks.smtp import SmtpHook
 
     class Mail(SmtpHook):
-        """One that gives up in time, unless the connection says otherwise; a next delivery tries again."""
+        """A hook that gives up in time, unless the connection sets other limits. The next delivery tries again."""
 
         timeout = int(connection.extra_dejson.get("timeout", _SMTP_SECONDS))
         smtp_retry_limit = int(connection.extra_dejson.get("retry_limit", 0))
@@ -69,7 +69,7 @@ def _mail(connection: "Connection", message: Message) -> None:
 
 
 def _html(lines: list[str], link: str | None) -> str:
-    """The provider sends HTML only."""
+    """The lines as HTML, because the provider sends HTML only."""
     shown = (f'<a href="{escape(line)}">{escape(line)}</a>' if line == link else escape(line) for line in lines)
     return "<br>\n".join(shown)
 
@@ -97,7 +97,7 @@ def _notify(service: Any, message: Message) -> None:
 
     one = Apprise()
     one.add(service)
-    # The provider's own `notify` keeps it to itself when a message is not taken.
+    # The provider's own `notify` does not report that a service has rejected a message.
     taken = one.notify(
         title=message.subject,
         body="\n".join([message.text, *([message.link] if message.link else [])]),

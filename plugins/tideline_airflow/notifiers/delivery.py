@@ -1,6 +1,6 @@
-"""Sends what has yet to be said of incidents through every channel; whatever fails is tried again at the next delivery.
+"""Sends the messages about incidents that are due through every channel. The next delivery repeats those that failed.
 
-Any process may deliver, several at once: a message is claimed before it is sent, and noted when it has left.
+Any process may deliver, and several may at once. Each claims a message before it sends it, and notes that it was sent.
 """
 
 import logging
@@ -17,16 +17,17 @@ from jobs.storage.folders import Folder
 from jobs.times import utc
 from tideline_airflow.notifiers.channels import Message, Send, channels
 
-# No longer than a task that has ended may take; what is left goes with the next delivery.
+# Shorter than the time that Airflow gives a task's callbacks. The next delivery sends the messages that are left.
 _DELIVERY_SECONDS = 12.0
-# A lookup of connections that failed looks like one that found none, so nobody is trusted to be nobody at once.
+# A failed lookup of connections looks like a lookup without a result. So a message is dropped for lack of a channel
+# only after this time.
 NOBODY_SECONDS = 600.0
 
 log = logging.getLogger(__name__)
 
 
 def deliver(lake_root: Folder) -> None:
-    """Send every message that is due. It never fails: an alert that cannot leave must not fail what raised it."""
+    """Send every message that is due. It never raises: an alert that cannot be sent must not fail its caller."""
     try:
         incidents = Incidents.of(lake_root)
         due = sorted(incidents.untold(), key=lambda untold: untold.due)
@@ -37,7 +38,7 @@ def deliver(lake_root: Folder) -> None:
 
 
 def message(incident: Incident) -> Message:
-    """What is said of an incident: that it is open, or that it is over."""
+    """The message about an incident: that it is open, or that it is over."""
     opened, link = utc(incident.opened), incident.link
     if not incident.closed:
         text = f"{incident.text}\nSince {opened} UTC."
@@ -50,7 +51,7 @@ def message(incident: Incident) -> Message:
 
 @dataclass(frozen=True, kw_only=True)
 class _Delivery:
-    """One round over what is due. A channel that failed is left alone until the next."""
+    """One round over all messages that are due. A channel that failed is not used again in this round."""
 
     incidents: Incidents
     channels: Mapping[str, Send]
@@ -64,12 +65,12 @@ class _Delivery:
             if time.monotonic() > until:
                 log.warning("some incidents are not told yet: the rest leaves with the next delivery")
                 return
-            # Of one key in order: nobody is to hear of a recovery after the next failure.
+            # Messages of one key are sent in order: a recovery must not be announced after the next failure.
             if key in waiting or not self._deliver(untold):
                 waiting.add(key)
 
     def _deliver(self, untold: Untold) -> bool:
-        """Whether nothing is left to do for this message."""
+        """Send a message through all channels; return whether nothing is left to do for it."""
         if not self.channels:
             nobody = time.time() - untold.due > NOBODY_SECONDS
             if nobody:

@@ -1,6 +1,6 @@
-"""The one notifier: it makes incidents of failed tasks and runs and of missed deadlines, and has all incidents told.
+"""The notifier: it opens incidents for failed tasks, failed runs and missed deadlines, and sends all due messages.
 
-A DAG file is to parse quickly, so whatever is needed to do so is imported when it happens.
+A DAG file must parse quickly, so the modules for this are imported only when an event happens.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ _TEXT_LENGTH = 1000
 
 
 class AlreadyTold(Exception):
-    """Raised, beside its own kind, by code that has opened an incident itself: the failure opens no other."""
+    """A second base class for errors of code that has opened an incident itself, so the failure opens no other."""
 
 
 class Event(StrEnum):
-    """What a notifier is called for."""
+    """The events that call the notifier."""
 
     TASK_FAILED = "task failed"
     RUN_FAILED = "run failed"
@@ -32,15 +32,15 @@ class Event(StrEnum):
 
 
 class IncidentNotifier(BaseNotifier):
-    """Opens or closes the incident that an event of a DAG means, then sends whatever has yet to be said."""
+    """Opens or closes the incident for an event of a DAG, then sends all messages that are due."""
 
     def __init__(self, event: str, context: Context | None = None) -> None:
-        """The context is given where Airflow awaits it."""
+        """Airflow passes the context only where it awaits the notifier."""
         super().__init__(context)
         self.event = Event(event)
 
     def notify(self, context: Context) -> None:
-        """In the process of the task, or in the DAG processor."""
+        """Called in the process of the task, or in the DAG processor."""
         from jobs.control.incidents import Incidents
         from jobs.control.room import Room
         from jobs.settings import Settings
@@ -48,21 +48,21 @@ class IncidentNotifier(BaseNotifier):
 
         lake_root = Settings.from_env().lake_root
         try:
-            # All that fails or is late on a full disk has one cause, which is one incident.
+            # On a full disk, all failures and delays have one cause, and that cause has an incident of its own.
             known = self.event is not Event.RUN_SUCCEEDED and Room.of(lake_root).is_short()
             self._keep(Incidents.of(lake_root), dict(context), known=known)
         finally:
             deliver(lake_root)
 
     async def async_notify(self, context: Context) -> None:
-        """In the triggerer, whose loop serves others too."""
+        """Called in the triggerer. A thread does the work, because the triggerer's loop serves other triggers too."""
         await asyncio.to_thread(self.notify, context)
 
     def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
-        """There is none; and a DAG that comes from Airflow's database has no templates to ask for."""
+        """Do nothing: there are no such fields, and a DAG from Airflow's database has no template environment."""
 
     def _keep(self, incidents: "Incidents", context: dict[str, Any], *, known: bool) -> None:
-        """``known``: another incident tells the cause."""
+        """Open or close incidents. ``known``: another incident covers the cause, so failures and delays open none."""
         match self.event:
             case Event.TASK_FAILED:
                 _task_failed(incidents, context, known=known)
@@ -75,7 +75,7 @@ class IncidentNotifier(BaseNotifier):
 
 
 def page(path: str) -> str:
-    """The address of a page of Airflow's."""
+    """The address of a page of Airflow."""
     return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}/{path.lstrip('/')}"
 
 
@@ -90,7 +90,7 @@ def _task_failed(incidents: "Incidents", context: dict[str, Any], *, known: bool
 
 
 def _run_failed(incidents: "Incidents", context: dict[str, Any]) -> None:
-    """What no task has said: one was killed, which calls nothing back, or the run took too long."""
+    """Open an incident that no task has opened: the task was killed, so no callback ran, or the run took too long."""
     from jobs.control.incident import failed_run
 
     dag_id, run_id, task = context["dag"].dag_id, _run_id(context), context.get("ti")
@@ -112,13 +112,13 @@ def _run_succeeded(incidents: "Incidents", context: dict[str, Any]) -> None:
 
 
 def _deadline_missed(incidents: "Incidents", context: dict[str, Any]) -> None:
-    """Airflow tells the run as its API would, and the deadline."""
+    """Airflow passes the run in the form of its API, and the deadline."""
     from jobs.control.incident import missed_deadline
 
     run, deadline = context["dag_run"], context["deadline"]
     dag_id, run_id = run["dag_id"], run["dag_run_id"]
     if run["state"] in _OVER:
-        # Airflow forgets the deadline of a run that succeeded; one that failed has an incident already.
+        # Airflow drops the deadline of a run that succeeded; a run that failed has an incident already.
         return
     text = (
         f"{dag_id} is late: run {run_id}, queued at {run['queued_at']}, was to be over by "
@@ -136,7 +136,7 @@ def _run_page(dag_id: str, run_id: str) -> str:
 
 
 def _sentence(error: object) -> str:
-    """What an error says, without secrets that Airflow knows; its kind, where its text is not meant for the user."""
+    """The text of an error, with Airflow's secrets masked; with its type if the text is not written for users."""
     from airflow.sdk.exceptions import AirflowException
     from airflow.sdk.log import redact  # type: ignore[attr-defined]
 

@@ -1,1 +1,1 @@
-"""Operators: what tasks do."""
+"""Operators: the work of the tasks."""

@@ -1,4 +1,4 @@
-"""A batch job as a task: its driver lives as long as the task does, and its words are the task's log."""
+"""A batch job as a task. Its driver ends with the task at the latest, and the driver's output is the task's log."""
 
 import logging
 import os
@@ -23,15 +23,15 @@ from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.operators.submission import APPLICATION, submission
 from tideline_airflow.triggers.room import RoomTrigger
 
-# Up to here most of a job is Spark's own start.
+# Up to this many events, most of a job's time is Spark's own start.
 _BRIEF_EVENTS = 500_000
-# How `tideline` tells a refusal.
+# The prefix with which `tideline` prints a refusal.
 _REFUSAL = "tideline: "
-# It warns of every pause over 0.1 s, and a busy machine has many.
+# It warns of every pause over 0.1 s, and a busy machine has many such pauses.
 logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
-# What Java says at every start of Spark.
+# Java prints this at every start of Spark.
 _NOISE = ("WARNING: Using incubator modules: jdk.incubator.vector",)
-# An account steps back behind streams and publishes where processors are short, and still comes to its end.
+# Where processors are short, an account gives way to streams and publishes, and still comes to its end.
 _ACCOUNT_NICE = 5
 _KEPT_LINES = 30
 _END_SECONDS = 4.0
@@ -39,27 +39,27 @@ _STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ")
 
 
 class DriverError(AirflowException):
-    """A driver ended before its work was done, and told no reason that a person could mend."""
+    """A driver ended before its work was done, and gave no reason that a person could act on."""
 
 
 class PipelineOperator(BaseOperator):
     """A task about one pipeline."""
 
     def __init__(self, *, pipeline: str, kafka_conn_id: str = KafkaHook.default_conn_name, **kwargs: Any) -> None:
-        """Nothing is looked up before the task runs."""
+        """The definition and the connection are looked up when the task runs."""
         super().__init__(**kwargs)
         self.pipeline = pipeline
         self.kafka_conn_id = kafka_conn_id
 
     def pre_execute(self, context: Context) -> None:
-        """Begin when the disk of the lake has room. A task that waits for it holds no worker."""
+        """Begin when the disk of the lake has room. A task that waits for room holds no worker slot."""
         lake_root = Settings.from_env().lake_root
         if Room.of(lake_root).is_short():
             self.log.warning("the disk of the lake is full: waiting for room")
             self.defer(trigger=RoomTrigger(lake_root=str(lake_root)), method_name="go_on")
 
     def go_on(self, context: Context, event: dict[str, Any]) -> Any:
-        """Called when there is room."""
+        """Execute the task. The trigger calls this when there is room."""
         return self.execute(context)
 
     @property
@@ -70,7 +70,7 @@ class PipelineOperator(BaseOperator):
         return PIPELINES[self.pipeline]
 
     def settings(self) -> Settings:
-        """Where things are, Kafka as the connection says it."""
+        """The settings of the environment, with Kafka's from the connection."""
         return replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
 
 
@@ -86,7 +86,7 @@ class BatchJobOperator(PipelineOperator):
         conf: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Neither connection nor jars are looked up before the task runs."""
+        """Connection and jars are looked up when the task runs."""
         super().__init__(**kwargs)
         self.spark_conn_id = spark_conn_id
         self.conf = conf or {}
@@ -95,10 +95,10 @@ class BatchJobOperator(PipelineOperator):
         self._killed = False
 
     def submit(self, *arguments: str, events: int | None = None, nice: int = 0) -> None:
-        """Run a driver to its end. What it refuses fails for good, whatever else it fails of is tried again.
+        """Run a driver to its end. A refusal fails the task for good; the task is tried again after any other failure.
 
-        ``events``: how many it is about, if that is known; with few it is made to start quickly, not to run quickly.
-        ``nice``: how far it steps back behind others on this machine.
+        ``events``: how many events the job reads, if known. With few, the driver is set to start quickly, not to run
+        quickly. ``nice``: added to the driver's nice value, so that other processes of this machine go first.
         """
         command, environment = submission(
             arguments,
@@ -108,12 +108,12 @@ class BatchJobOperator(PipelineOperator):
             conf=self.conf,
             brief=events is not None and events <= _BRIEF_EVENTS,
         )
-        # A driver whose task is killed is told by nobody: it watches the task.
+        # If the task is killed hard, it cannot end its driver. So the driver watches the task's process.
         environment[TASK_VARIABLE] = process_words()
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        # In the task's own process group: what ends the task ends the driver.
+        # The driver is in the task's own process group, so a signal that ends the group ends both.
         with subprocess.Popen(command, env=environment, text=True, errors="replace", **pipes) as self._process:
-            # What it starts is as nice as it is.
+            # The processes that the driver starts inherit its nice value.
             os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
             last = self._say(self._process)
         if self._process.returncode == 0:
@@ -138,7 +138,7 @@ class BatchJobOperator(PipelineOperator):
         return last
 
     def on_kill(self) -> None:
-        """End the driver with the task; no other one is started."""
+        """End the driver with the task; no other driver is started."""
         self._killed, process = True, self._process
         if process is None or process.poll() is not None:
             return
@@ -150,22 +150,22 @@ class BatchJobOperator(PipelineOperator):
 
 
 class AccountOperator(BatchJobOperator):
-    """Explains, for slices that became final, what separates their live rows from the final ones."""
+    """Explains the differences between live and final rows, for slices that became final."""
 
     def execute(self, context: Context) -> None:
-        """One Spark job for all slices that have no account yet."""
+        """Run one Spark job for all slices that have no account yet."""
         run_id, link = context["dag_run"].run_id, context["ti"].log_url
         words = ("account", self.pipeline, "--run", run_id, "--link", link)
         self.submit(*words, events=self._events(), nice=_ACCOUNT_NICE)
 
     def _events(self) -> int | None:
-        """How many events fall into windows of the slices that have no account yet; none if the job will refuse."""
+        """How many events fall into windows of the slices without an account; None if the job will refuse."""
         from jobs.finality.accounted import events_due
 
         window = self.definition.window
         try:
             events = events_due(Settings.from_env().lake_root, self.definition)
         except Refusal:
-            # The job says the same, and the task fails with its sentence.
+            # The job refuses for the same reason, and the task fails with its message.
             return None
         return events * -(-window.size_ms // window.slide_ms)

@@ -1,4 +1,4 @@
-"""The check of what is served, as a task."""
+"""The check of served rows, as a task."""
 
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
@@ -10,16 +10,16 @@ from tideline_airflow.operators.batch import PipelineOperator
 
 
 class ServedError(AlreadyTold, AirflowFailException):
-    """What is served fails its checks. The check has opened an incident."""
+    """The served rows fail their checks. The check has opened an incident."""
 
 
 class CheckOperator(PipelineOperator):
-    """Judges what a pipeline serves now: live windows, their freshness, and final slices against their checksums."""
+    """Judges the rows that a pipeline serves: live windows, their freshness, and the checksums of final slices."""
 
     operator_extra_links = (DataDocsLink(), SlicesLink())
 
     def execute(self, context: Context) -> None:
-        """Fail with what is wrong."""
+        """Check, and fail with a sentence about the failed checks."""
         from jobs.finality import checking
 
         run_id = context["dag_run"].run_id

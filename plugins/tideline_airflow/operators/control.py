@@ -1,4 +1,4 @@
-"""What an operator asks of streams and their checkpoints, as tasks."""
+"""The control of streams, and the reset of their checkpoints, as tasks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ _LOG_WIDTH = 160
 
 
 class Action(StrEnum):
-    """What can be asked of streams."""
+    """An action on streams."""
 
     STATUS = "status"
     START = "start"
@@ -33,7 +33,7 @@ class Action(StrEnum):
 
 
 class ControlStreamsOperator(BaseOperator):
-    """Does one action with several streams at once, waits until it is done, and shows how they do."""
+    """Does one action with several streams at once, waits until it is done, and shows their state."""
 
     template_fields: Sequence[str] = ("action", "jobs", "seconds", "by")
 
@@ -56,7 +56,7 @@ class ControlStreamsOperator(BaseOperator):
         self.airflow_conn_id = airflow_conn_id
 
     def execute(self, context: Context) -> "list[dict[str, Any]]":
-        """The state of the streams afterwards, as rows."""
+        """Return the state of the streams afterwards, as rows."""
         from jobs.streaming import fleet
 
         jobs = fleet.known_jobs(self.jobs)
@@ -89,7 +89,7 @@ class ControlStreamsOperator(BaseOperator):
 
 
 class ResetStreamOperator(BaseOperator):
-    """Shows what a reset of a stream would change; does it only if told to. Refused while its driver lives."""
+    """Shows the changes that a reset of a stream makes; with `apply` it resets. Refused while the driver lives."""
 
     template_fields: Sequence[str] = ("job", "to", "timestamp", "sources", "apply")
 
@@ -114,7 +114,7 @@ class ResetStreamOperator(BaseOperator):
         self.kafka_conn_id = kafka_conn_id
 
     def execute(self, context: Context) -> "list[dict[str, Any]]":
-        """The plan as a table in the log and on the run, and as rows."""
+        """Show the plan as a table in the log, and its effects on the run; return it as rows."""
         from jobs.broker import kafka
         from jobs.streaming import reset, reset_plan
 
@@ -127,7 +127,7 @@ class ResetStreamOperator(BaseOperator):
             with kafka.admin(settings.kafka) as client:
                 planned = (reset.apply if self.apply else reset.plan)(settings, client, request)
         except Refusal as refusal:
-            # Trying again would be refused again.
+            # The next try would be refused again.
             raise AirflowFailException(str(refusal)) from refusal
         done = "Done: start the stream." if self.apply else "Nothing is changed: this was a dry run."
         self.log.info("%s\n%s\n%s", as_text(planned.table(), _LOG_WIDTH), "\n".join(planned.effects()), done)

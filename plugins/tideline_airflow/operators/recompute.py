@@ -35,19 +35,19 @@ class BlockedError(AlreadyTold, AirflowFailException):
 
 
 class PlanOperator(PipelineOperator):
-    """Decides which slices the run makes final, and writes it down; a dry run only shows it."""
+    """Decides which slices the run makes final, and writes the plan; a dry run only shows it."""
 
     operator_extra_links = (SlicesLink(),)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """The plan: in the log, on the run, and as JSON."""
+        """Show the plan in the log and on the run, and return it as JSON."""
         from jobs.finality import plan_report
 
         run = context["dag_run"]
         try:
             ask = asked(self.definition, run, context["params"], lambda: self._taken(run.run_id))
         except Refusal as refusal:
-            # Asked in vain, however often; a broker that does not answer may answer the next try.
+            # Each try would be refused again. A broker that does not answer is no refusal: it may answer the next try.
             raise AirflowFailException(str(refusal)) from refusal
         planned = self._plan(run.run_id, run.partition_key, ask)
         said = {**plan_report.shown(planned), "dry_run": ask.dry_run}
@@ -78,7 +78,7 @@ class PlanOperator(PipelineOperator):
             return planning.make(settings.lake_root, client, pipeline, run_id, request, clock)
 
     def _taken(self, run_id: str) -> list[Slice]:
-        """The slices of an earlier try of this run, as the ledger knows them."""
+        """The slices of an earlier try of this run, from the ledger."""
         from jobs.query.lake import Lake
 
         own = run_id.replace("'", "''")
@@ -88,14 +88,14 @@ class PlanOperator(PipelineOperator):
 
 
 class RecomputeOperator(BatchJobOperator):
-    """Computes the windows of all planned slices in one Spark job; without windows there is none.
+    """Computes the windows of all planned slices in one Spark job; without windows it starts no job.
 
-    If the job fails in the task's last try, the slices are halved until those are found that fail alone. They will be
+    If the job fails in the task's last try, the slices are halved until those are found that fail alone. These will be
     blocked; the others become final.
     """
 
     def execute(self, context: Context) -> None:
-        """Stage rows; what an earlier try of this task has left is gone before."""
+        """Stage rows, after removing the rows of earlier tries of this task."""
         run_id, settings, task = context["dag_run"].run_id, self.settings(), context["ti"]
         folder = RunFolder.of(settings.lake_root, self.definition, run_id)
         plan = _plan_or_skip(folder)
@@ -107,7 +107,7 @@ class RecomputeOperator(BatchJobOperator):
             return
         busy = plan.only(name for name in plan.names if name not in staged)
         if task.try_number <= task.max_tries:
-            # What fails for a moment is tried again as a whole.
+            # The failure may be temporary, so the next try takes all slices again.
             folder.take(staged | self._compute(folder, busy))
             return
         try:
@@ -125,7 +125,7 @@ class RecomputeOperator(BatchJobOperator):
             return self._compute(folder, part)
         except DriverError as error:
             if Room.of(self.settings().lake_root).is_short():
-                # No slice is to blame, and smaller groups would find room: that would look as if one were.
+                # The full disk is the cause. Smaller groups would find room, so a slice would be blamed wrongly.
                 raise
             self.log.warning("%d slices could not be computed together: %s", len(part.work), error)
             raise ComputeError(str(error)) from error
@@ -142,12 +142,12 @@ class RecomputeOperator(BatchJobOperator):
 
 
 class AuditOperator(BatchJobOperator):
-    """Judges what is staged by the pipeline's checks: few rows here, many by Spark. A slice that fails is blocked."""
+    """Judges staged rows by the pipeline's checks: few rows here, many by Spark. A slice that fails is blocked."""
 
     operator_extra_links = (DataDocsLink(), SlicesLink())
 
     def execute(self, context: Context) -> dict[str, list[str]]:
-        """The failures of each slice, warnings too."""
+        """Return the failed checks of each slice, warnings too."""
         run_id, lake_root, pipeline = context["dag_run"].run_id, self.settings().lake_root, self.definition
         try:
             self._examine(run_id, DataDocsLink.address(context["dag"].dag_id, run_id))
@@ -180,12 +180,12 @@ class AuditOperator(BatchJobOperator):
 
 
 class PublishOperator(PipelineOperator):
-    """Publishes the slices that passed, in one commit per group of touching slices; each is an event of the asset."""
+    """Publishes the slices that passed, in one commit per group of touching slices; each slice is an asset event."""
 
     operator_extra_links = (SlicesLink(),)
 
     def execute(self, context: Context) -> dict[str, int]:
-        """The new version of each published slice."""
+        """Return the new version of each published slice."""
         run_id = context["dag_run"].run_id
         folder = RunFolder.of(self.settings().lake_root, self.definition, run_id)
         _plan_or_skip(folder)
@@ -194,11 +194,11 @@ class PublishOperator(PipelineOperator):
         return self.tell(context, self.publish(run_id))
 
     def publish(self, run_id: str, approved: Mapping[str, str] | None = None) -> "Published":
-        """What the audit has passed, or what a person approves; what is refused is refused for good."""
+        """Publish the slices that passed the audit, or that a person approves. A refusal fails the task for good."""
         from jobs.broker.clock import broker_now_ms
         from jobs.finality import publishing
 
-        # Not so a broker that does not answer, or a clock that is wrong: the next try may find it right.
+        # If the broker does not answer, or a clock is wrong, the task is tried again: the cause may be gone by then.
         now_ms = broker_now_ms(self.settings().kafka)
         try:
             return publishing.publish(self.settings(), self.definition, run_id, approved, now_ms=now_ms)
@@ -206,25 +206,25 @@ class PublishOperator(PipelineOperator):
             raise AirflowFailException(str(refusal)) from refusal
 
     def tell(self, context: Context, published: "Published") -> dict[str, int]:
-        """Say what became of the run; a slice that is not published is no event."""
+        """Report the result of the run, and add an asset event for each published slice."""
         words = [f"{published.sentence[:1].upper()}{published.sentence[1:]}; {published.messages:,} messages sent."]
         words += list(published.refused.values())
         words += [f"Slice {name} stays blocked: {'; '.join(why)}." for name, why in published.blocked.items()]
         self.log.info("%s", "\n".join(words))
         context["ti"].xcom_push(RUN_NOTE, "\n\n".join(words)[:RUN_NOTE_LENGTH])
         if not published.versions:
-            # A success without keys would be an event of the run's own partition.
+            # If the task succeeded without keys, Airflow would add an event for the run's own partition.
             raise AirflowSkipException(" ".join(words))
         asset = asset_of(self.definition)
         keys = [key_of(slice_named(self.definition, name)) for name in sorted(published.versions)]
-        # Declared here, because some tasks learn only from a form whose slices they publish.
+        # Declared here, because some tasks get the pipeline from a form, only when they run.
         self.outlets = [asset]
         context["outlet_events"][asset].add_partitions(keys)
         return dict(published.versions)
 
 
 def _plan_or_skip(folder: RunFolder) -> Plan:
-    """The plan of this run; nothing is to be done in a dry run, or where nothing is due."""
+    """The plan of this run. The task is skipped after a dry run, or if nothing is due."""
     if not folder.path.exists():
         raise AirflowSkipException("nothing was planned: a dry run, or the run was given up")
     plan = folder.plan()

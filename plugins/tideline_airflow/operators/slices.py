@@ -1,4 +1,4 @@
-"""What a person decides about one slice: to publish it although its checks failed, or to roll it back."""
+"""A person's decisions about one slice, as tasks: publish it although its checks failed, or roll it back."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tideline_airflow.operators.recompute import PublishOperator
 
 
 def _blocked(operator: PipelineOperator, slice_: str) -> Entry:
-    """The ledger's newest line of a slice, which must say that it is blocked."""
+    """The ledger's newest line of a slice; refused unless its state is blocked."""
     from jobs.lake.ledger import Ledger
 
     slice_named(operator.definition, slice_)
@@ -32,7 +32,7 @@ def _blocked(operator: PipelineOperator, slice_: str) -> Entry:
 
 
 def _shown(folder: RunFolder, slice_: str) -> str:
-    """What identifies the rows that somebody is shown: a run that is cleared keeps its name."""
+    """Identifies the rows that a person is shown. The run's name is not enough: a cleared run keeps its name."""
     verdict = (folder.verdicts() or {}).get(slice_, {})
     return f"{folder.plan().as_of_ms} {verdict.get('checksum')}"
 
@@ -49,7 +49,7 @@ class ShowBlockedOperator(PipelineOperator):
         self.slice = slice
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """What a person must know to decide; refused if the slice is not blocked."""
+        """Return the facts for the decision; refused if the slice is not blocked."""
         try:
             entry = _blocked(self, self.slice)
             folder = RunFolder.of(self.settings().lake_root, self.definition, entry.run)
@@ -72,7 +72,7 @@ class ShowBlockedOperator(PipelineOperator):
 
 
 class PublishBlockedOperator(PublishOperator):
-    """Publishes a blocked slice because somebody has approved it; the ledger remembers who and why."""
+    """Publishes a blocked slice that a person has approved; the ledger records who and why."""
 
     template_fields = ("pipeline", "slice", "run", "shown", "by", "reason")
 
@@ -86,7 +86,7 @@ class PublishBlockedOperator(PublishOperator):
         self.reason = reason
 
     def execute(self, context: Context) -> dict[str, int]:
-        """The version that is served from now on."""
+        """Return the version that is served from now on."""
         try:
             if not (self.reason or "").strip():
                 raise Refusal("say why: a blocked slice is published for a reason, which the ledger keeps")
@@ -100,14 +100,14 @@ class PublishBlockedOperator(PublishOperator):
 
 
 class RollBackOperator(PublishOperator):
-    """Publishes an earlier version of a slice again, as a version of its own; a dry run shows both."""
+    """Publishes an earlier version of a slice again, as a new version; a dry run only shows both."""
 
     template_fields = ("pipeline", "slice", "to_version", "reason", "apply", "by")
 
     def __init__(
         self, *, slice: str, to_version: int | str, reason: str | None, apply: bool | str, by: str, **kwargs: Any
     ) -> None:
-        """All may be templates, or params of the DAG: those keep their types, and a reason its text."""
+        """All may be templates, or params of the DAG. Params keep their types, and a reason is not rendered."""
         super().__init__(**kwargs)
         self.slice = slice
         self.to_version = to_version
@@ -116,7 +116,7 @@ class RollBackOperator(PublishOperator):
         self.by = by
 
     def execute(self, context: Context) -> Any:
-        """Rows and checksums of both versions; what is done, if it is done."""
+        """Return rows and checksums of both versions, and the result unless it is a dry run."""
         try:
             said = self._look()
             if self.apply:

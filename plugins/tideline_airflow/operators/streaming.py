@@ -1,7 +1,7 @@
-"""How Airflow runs a streaming job: it submits the driver through the Spark provider's connection, and supervises it.
+"""A streaming job as a task: it submits the driver through the Spark provider's connection, and supervises it.
 
-The driver lives in a process session of its own and is known by its control folder. Whatever happens to Airflow, it
-goes on; whichever task comes next finds it there.
+The driver runs in a process session of its own, so it goes on whatever happens to Airflow. The next task finds it
+through its control folder.
 """
 
 import subprocess
@@ -35,17 +35,17 @@ _KEPT_LOGS = 20
 
 
 class StreamFailedError(Exception):
-    """The driver failed; the text says why. The next try starts another when it is time."""
+    """The driver failed; the text gives the cause. The next try starts another driver when it is time."""
 
 
 class CrashLoopError(AlreadyTold, AirflowFailException):
-    """The driver fails again and again; the incident says so already. No further try of this run."""
+    """The driver fails again and again, and an incident is open for it. This run is not tried again."""
 
 
 class StreamingJobOperator(BaseOperator):
-    """Keeps one streaming job running, without a worker: it submits or finds the driver, then waits in the triggerer.
+    """Keeps one streaming job running: it submits or finds the driver, then waits in the triggerer, without a worker.
 
-    Kafka's settings reach the driver as environment, never as arguments.
+    Kafka's settings reach the driver in its environment, never as arguments.
     """
 
     template_fields: Sequence[str] = ("conf",)
@@ -60,8 +60,8 @@ class StreamingJobOperator(BaseOperator):
         conf: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Nothing is looked up before the task runs: neither connection, nor settings, nor jars."""
-        # How long to wait between two starts is known to the control folder, over all tries and runs.
+        """Connection, settings and jars are looked up when the task runs."""
+        # The control folder gives the wait between two starts, over all tries and runs. So Airflow waits 1 s only.
         once_more: dict[str, Any] = {"retries": LOOP_FAILURES, "retry_delay": timedelta(seconds=1)}
         super().__init__(**{**once_more, **kwargs})
         self.job = job
@@ -73,7 +73,7 @@ class StreamingJobOperator(BaseOperator):
         self._process: subprocess.Popen[bytes] | None = None
 
     def execute(self, context: Context) -> None:
-        """Follow the driver that runs, or start one, or wait until one may be started."""
+        """Follow the running driver, or start a driver, or wait until a start is allowed."""
         self._await_room()
         self._go_on(self._control())
 
@@ -93,7 +93,7 @@ class StreamingJobOperator(BaseOperator):
         self._follow(self._launch(control))
 
     def resume(self, context: Context, event: dict[str, Any], then_start: bool = False) -> dict[str, Any]:
-        """Called when the trigger fires: the driver's receipt says what follows."""
+        """Called when the trigger fires. The driver's receipt decides the next step."""
         self._await_room()
         control = self._control()
         control.settle()
@@ -109,7 +109,7 @@ class StreamingJobOperator(BaseOperator):
         return {"epoch": epoch.number, **asdict(epoch.receipt)}
 
     def on_kill(self) -> None:
-        """Killed while it starts a driver: that one is asked to stop, or is none yet."""
+        """If the task is killed while it starts a driver: ask that driver to stop, or end the epoch if none started."""
         if self._launched is not None and self._process is None:
             killed = Receipt(time=time.time(), clean=True, cause="the task was ended before it had started a driver")
             self._control().end(self._launched, killed)
@@ -120,7 +120,7 @@ class StreamingJobOperator(BaseOperator):
         return Control.of(Settings.from_env().lake_root, self.job)
 
     def _await_room(self) -> None:
-        """On a full disk nothing is judged: a driver that lives cannot show it, and another would fail as well."""
+        """Wait if the disk is full: a live driver cannot write a heartbeat then, and another driver would fail too."""
         if Room.of(Settings.from_env().lake_root).is_short():
             self.log.warning("the disk of the lake is full: waiting for room")
             self._follow(None)
@@ -165,7 +165,7 @@ class StreamingJobOperator(BaseOperator):
             kafka_conn_id=self.kafka_conn_id,
             conf=self.conf,
         )
-        # Appended to: `upkeep` begins a large one anew while the driver writes.
+        # Opened to append, because `upkeep` begins a large log anew while the driver writes.
         with log.open("ab") as output:
             return subprocess.Popen(
                 command,
@@ -178,7 +178,7 @@ class StreamingJobOperator(BaseOperator):
 
 
 def _new_log(job: str, epoch: int) -> Path:
-    """A file for the driver of an epoch; old ones are deleted."""
+    """A log file for the driver of an epoch; the oldest logs of the job are deleted."""
     folder = driver_logs(job)
     folder.mkdir(parents=True, exist_ok=True)
     for old in sorted(folder.glob("*.log"))[: -_KEPT_LOGS + 1]:

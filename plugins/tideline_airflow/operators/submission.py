@@ -1,4 +1,4 @@
-"""How a job becomes a Spark driver: `spark-submit` as the Spark provider's connection wants it."""
+"""Builds the `spark-submit` command that starts a job's driver, from the Spark provider's connection."""
 
 import logging
 import os
@@ -18,19 +18,19 @@ from tideline_airflow.hooks.kafka import KafkaHook
 
 APPLICATION = str(PROJECT / "jobs" / "__main__.py")
 _OPTIONS = "spark.driver.extraJavaOptions"
-# The provider asks Kubernetes about drivers in cluster mode only, yet does not build a command without the client: a
-# package whose import costs each task two seconds.
+# The provider uses its Kubernetes client in cluster mode only, yet builds no command for Kubernetes without it. With
+# this placeholder the client's package need not be installed. Its import would cost each task two seconds.
 vars(spark_submit).setdefault("kube_client", "not needed in client mode")
 _WARNINGS = logging.getLogger(__name__)
 _WARNINGS.setLevel(logging.WARNING)
 
 
 class _QuietHook(SparkSubmitHook):
-    """The provider's hook, without its line of 3,000 characters: the whole command."""
+    """The provider's hook. It does not log the whole command, a line of 3,000 characters."""
 
     @property
     def log(self) -> Any:
-        """Airflow's own loggers have their level from its configuration."""
+        """A logger for warnings only. Airflow's own loggers get their level from its configuration."""
         return _WARNINGS
 
 
@@ -45,7 +45,8 @@ def submission(
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment of `spark-submit`. Kafka's settings are never arguments.
 
-    A ``brief`` job ends before optimized code would pay: its code is compiled once, for 60 % of the processor time.
+    A ``brief`` job ends before optimized code would pay off. So its code is compiled only once, which takes 60 % of the
+    processor time.
     """
     connection = _QuietHook(conn_id=spark_conn_id)._connection
     if connection["deploy_mode"] == "cluster":
@@ -60,12 +61,12 @@ def submission(
         name=f"tideline {' '.join(arguments[:2])}",
         application_args=list(arguments),
     )
-    # The hook's own `submit` waits for the end on a worker, and hands its whole environment on.
+    # The hook's own `submit` would wait for the end on a worker, and pass on its whole environment.
     return hook._build_spark_submit_command(application), _environment(settings, kafka_conn_id)
 
 
 def _environment(settings: Settings, kafka_conn_id: str) -> dict[str, str]:
-    """A driver knows Spark, Kafka and the lake, and nothing of Airflow: neither its settings nor its secrets."""
+    """The driver's environment: for Spark, Kafka and the lake, without any settings or secrets of Airflow."""
     python = Path(sys.executable)
     return {
         **of_child(kafka_conn_id),

@@ -20,7 +20,7 @@ _LOG_WIDTH = 140
 
 
 class PlanTopicsOperator(BaseOperator):
-    """Shows what has to be done to the topics; fails for good if a step is refused."""
+    """Shows the steps that the topics need; fails for good if a step is refused."""
 
     def __init__(self, *, kafka_conn_id: str = KafkaHook.default_conn_name, **kwargs: Any) -> None:
         """Kafka is asked when the task runs."""
@@ -44,16 +44,16 @@ class PlanTopicsOperator(BaseOperator):
         try:
             topics.require_no_refusal(steps)
         except Refusal as refusal:
-            # Trying again would be refused again.
+            # The next try would be refused again.
             raise AirflowFailException(str(refusal)) from refusal
         return steps
 
     def _act(self, client: "KafkaAdminClient", steps: "tuple[Step, ...]") -> None:
-        """A plan acts on nothing."""
+        """Do nothing: this task only plans."""
 
 
 class ApplyTopicsOperator(PlanTopicsOperator):
-    """Plans afresh and applies: the world may have moved since the plan was shown, and no plan loses data."""
+    """Plans again and applies that: the topics may have changed since the plan was shown. No plan loses data."""
 
     def _act(self, client: "KafkaAdminClient", steps: "tuple[Step, ...]") -> None:
         from jobs.broker import topics

@@ -12,7 +12,7 @@ from tideline_airflow.hooks.kafka import KafkaHook
 
 
 class GenerateTrafficOperator(BaseOperator):
-    """Runs `tideline generate` for each source, all at once; fails if one of them fails."""
+    """Runs `tideline generate` for each source, all at once; fails if one process fails."""
 
     template_fields: Sequence[str] = ("sources", "rate", "seconds", "late", "duplicate", "corrupt", "seed")
 
@@ -42,7 +42,7 @@ class GenerateTrafficOperator(BaseOperator):
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def execute(self, context: Context) -> None:
-        """Wait for all; their output is the task's."""
+        """Run all and wait for their end. Their output goes to the task's log."""
         try:
             codes = {source: process.wait() for source, process in self.start().items()}
         finally:
@@ -52,7 +52,7 @@ class GenerateTrafficOperator(BaseOperator):
             raise RuntimeError(f"traffic failed: exit codes {failed}; the reason is in the log above")
 
     def start(self) -> dict[str, "subprocess.Popen[bytes]"]:
-        """One process for each source."""
+        """Start one process for each source."""
         environment = of_child(self.kafka_conn_id)
         for source in self.sources:
             self._running[source] = subprocess.Popen(self.command(source), env=environment)
@@ -72,7 +72,7 @@ class GenerateTrafficOperator(BaseOperator):
         return [sys.executable, "-m", "jobs", "generate", source, *(str(w) for pair in options.items() for w in pair)]
 
     def on_kill(self) -> None:
-        """End what still runs."""
+        """End the processes that still run."""
         for process in self._running.values():
             if process.poll() is None:
                 process.terminate()

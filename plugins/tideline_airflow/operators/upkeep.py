@@ -1,4 +1,4 @@
-"""The upkeep of what grows beside the tables, as a task."""
+"""The upkeep of documents, pages, folders and logs beside the tables, as a task."""
 
 import os
 from pathlib import Path
@@ -17,10 +17,10 @@ _DAY_SECONDS = 24 * 3600.0
 
 
 class UpkeepOperator(BaseOperator):
-    """Removes what is over from the lake, and old logs of this platform from this machine."""
+    """Removes documents and files that are over from the lake, and old logs of this platform from this machine."""
 
     def execute(self, context: Context) -> None:
-        """Say in the log and on the run what was removed."""
+        """Remove them, and report how much was removed, in the log and on the run."""
         from jobs.upkeep.old_files import look_after
 
         kept = KeptDays.from_env()

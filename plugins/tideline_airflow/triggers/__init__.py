@@ -1,1 +1,1 @@
-"""Triggers: what the triggerer waits for."""
+"""Triggers: tasks wait with them in the triggerer, without a worker slot."""

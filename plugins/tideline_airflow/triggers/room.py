@@ -1,4 +1,4 @@
-"""Waits for room on the disk of the lake: a task that waits holds no worker slot, and uses up none of its tries."""
+"""Waits for room on the disk of the lake. A waiting task holds no worker slot, and uses up no try."""
 
 import asyncio
 import time
@@ -16,9 +16,9 @@ _TELL_SECONDS = 60.0
 
 
 def deliver_and_make_room(lake_root: Folder) -> None:
-    """Have the incident told, and delete what no reader needs: on a full disk there may be no driver that does it."""
+    """Send due messages, and delete files that no reader needs. On a full disk perhaps no driver runs to do it."""
     deliver(lake_root)
-    # The library for tables takes memory, which the triggerer need not spend before.
+    # Imported late: the library for tables takes memory, and the triggerer needs it only on a full disk.
     from jobs.lake.delta.freeing import make_room
 
     make_room(lake_root)
@@ -28,16 +28,16 @@ class RoomTrigger(BaseTrigger):
     """Fires when the disk of a lake has room."""
 
     def __init__(self, *, lake_root: str) -> None:
-        """All of it goes through Airflow's database."""
+        """Airflow stores the arguments in its database."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.lake_root = lake_root
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """How the triggerer makes it again."""
+        """The class and the arguments with which the triggerer creates it again."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {"lake_root": self.lake_root}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look every few seconds, make room once a minute, and have the incident told, its end too."""
+        """Look every few seconds. Make room and send due messages once a minute, and send messages at the end."""
         root, told_at = folder_at(self.lake_root), 0.0
         room = Room.of(root)
         while await asyncio.to_thread(room.is_short):

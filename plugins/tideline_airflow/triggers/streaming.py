@@ -1,6 +1,6 @@
-"""Follows a streaming job from the triggerer: a running stream holds no worker slot.
+"""Follows a streaming job from the triggerer, so that a running stream holds no worker slot.
 
-It only polls; what the documents of the control folder mean is decided in `jobs.control.epochs`.
+It only polls. `jobs.control.epochs` decides the meaning of the documents in the control folder.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ _TELL_SECONDS = 60.0
 
 
 class StreamTrigger(BaseTrigger):
-    """Fires when the epoch it follows is over; without an epoch, when the job may be started again."""
+    """Fires when its epoch is over; without an epoch it fires when the job may be started again."""
 
     def __init__(self, *, lake_root: str, job: str, epoch: int | None) -> None:
-        """All of it goes through Airflow's database."""
+        """Airflow stores the arguments in its database."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.lake_root = lake_root
         self.job = job
@@ -44,25 +44,25 @@ class StreamTrigger(BaseTrigger):
         self._short: tuple[float, bool] = (0.0, False)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """How the triggerer makes it again."""
+        """The class and the arguments with which the triggerer creates it again."""
         arguments = {"lake_root": self.lake_root, "job": self.job, "epoch": self.epoch}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look every second; a look that fails is taken again."""
+        """Look every second. If a look fails, the next one follows all the same."""
         while not await self._looks_over():
             self._have_told()
             await asyncio.sleep(POLL_SECONDS)
         yield TriggerEvent({"job": self.job, "epoch": self.epoch})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """The task was ended or cleared by a person: the driver finishes its micro-batch and ends."""
+        """Ask the driver to end after its micro-batch. Called when a person ended or cleared the task."""
         if self.epoch is not None:
             await asyncio.to_thread(ask_to_stop, self._control(), self.epoch)
             self.log.info("asked the driver of epoch %d to stop after its micro-batch", self.epoch)
 
     def _have_told(self) -> None:
-        """Beside the looks: a channel that hangs must not keep a death from being noticed."""
+        """Send messages in a thread: a channel that hangs must not delay the next look at the driver."""
         if self._news and (self._delivery is None or self._delivery.done()):
             self._news = False
             act = deliver_and_make_room if self._short[1] else deliver
@@ -75,7 +75,7 @@ class StreamTrigger(BaseTrigger):
         try:
             return await asyncio.to_thread(self._is_over)
         except Exception as error:
-            # Whatever the store says: a stream is not given up because nobody can look at it.
+            # Whatever the error of the store is: a stream is not given up because its control folder cannot be read.
             if not self._blind:
                 self.log.warning("the control folder of %s cannot be read, trying again: %s", self.job, error)
             self._blind = True
@@ -84,7 +84,7 @@ class StreamTrigger(BaseTrigger):
     def _is_over(self) -> bool:
         control, short = self._control(), self._has_no_room()
         if self.epoch is None:
-            # A driver that is started on a full disk only fails.
+            # A driver that is started on a full disk would only fail.
             return not short and not isinstance(control.next_step(), Wait)
         if control.newest() == 0:
             raise FileNotFoundError(f"{self.lake_root} has nothing of it: is the lake mounted?")
@@ -95,7 +95,7 @@ class StreamTrigger(BaseTrigger):
         return not health.alive or control.is_over(self.epoch)
 
     def _has_no_room(self) -> bool:
-        """Whether the disk of the lake is full; people are told so, and that it is over."""
+        """Whether the disk of the lake is full. Messages are sent at each change, and each minute while it is full."""
         self._room = self._room or Room.of(folder_at(self.lake_root))
         short, (told_at, before) = self._room.is_short(), self._short
         if short is not before or (short and time.monotonic() - told_at > _TELL_SECONDS):
@@ -103,7 +103,7 @@ class StreamTrigger(BaseTrigger):
         return short
 
     def _report(self, epoch: Epoch, health: Health) -> None:
-        """The state when it changes, and how far the stream is every minute; incidents follow it."""
+        """Log the state when it changes, and the progress every minute; open and close incidents by the state."""
         told_at, told = self._told
         if health is told and time.monotonic() - told_at < _TELL_SECONDS:
             return
@@ -125,13 +125,13 @@ class StreamTrigger(BaseTrigger):
 
 
 def ask_to_stop(control: Control, epoch: int) -> None:
-    """On behalf of a person who ended the task; an earlier request stands."""
+    """Ask the driver to stop, because a person ended its task; an earlier request stands."""
     if control.stop_of(epoch) is None:
         control.ask_to_stop(epoch, Stop(time=time.time(), by="Airflow: its task was ended or cleared"))
 
 
 def progress_of(epoch: Epoch) -> str:
-    """How far each query is, in few words."""
+    """The progress of each query, in a few words."""
     told = [
         f"{q.topic} batch {q.batch}, {q.rows:,} rows in {q.batch_seconds:.1f} s, lag {q.lag}"
         for q in epoch.queries
@@ -141,7 +141,7 @@ def progress_of(epoch: Epoch) -> str:
 
 
 def stall_of(job: str, epoch: Epoch) -> str:
-    """The sentence of a stalled stream. It names no growing number, else each look would be news."""
+    """The sentence about a stalled stream. It contains no growing number, else each look would update the incident."""
     stuck = [
         f"{query.topic} since {utc(query.stepped)} UTC, after batch {query.batch}"
         for query in stalled_queries(epoch, time.time())
