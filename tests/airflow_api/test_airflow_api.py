@@ -1,4 +1,4 @@
-"""Which Airflow is asked, and what a task's log says, as a person reads it."""
+"""Which Airflow gets the requests, and a task's log as a person reads it."""
 
 import os
 import subprocess

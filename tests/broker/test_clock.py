@@ -1,4 +1,4 @@
-"""When a machine's own clock is too wrong to work by: the decision alone."""
+"""The decision when a machine's own clock is too wrong to work with."""
 
 import pytest
 
@@ -15,7 +15,7 @@ NOON_MS = 1_769_860_800_000
         (0, 0, 0),
         (0, CLOCK_TOLERANCE_MS, 0),
         (0, -CLOCK_TOLERANCE_MS, 0),
-        # A broker that answers slowly has stamped at some moment between the two.
+        # If a broker answers slowly, it has stamped at some moment between the request and the answer.
         (0, CLOCK_TOLERANCE_MS + 9_000, 9_000),
         (0, -CLOCK_TOLERANCE_MS, 9_000),
     ],

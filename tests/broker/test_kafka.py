@@ -1,4 +1,4 @@
-"""How settings become client options, and what a refusal says."""
+"""How settings become client options, and the text of a refusal."""
 
 import gc
 import logging
@@ -99,7 +99,7 @@ def test_impossible_settings_are_refused_by_name(options, settings: KafkaSetting
     assert names in str(refused.value)
 
 
-# kafka-python leaves a refused socket to the garbage collector, which may come in another test.
+# kafka-python leaves a refused socket to the garbage collector, which may run in another test.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 def test_an_absent_broker_is_one_sentence_and_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

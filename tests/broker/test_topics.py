@@ -1,4 +1,4 @@
-"""The plan as a table: what the definitions want, what Kafka has, what follows."""
+"""The plan as a table of cases: the wanted topics, the topics in Kafka, and the resulting steps."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ COMPACTED = Topic(name="compacted", partitions=3, configs=(("cleanup.policy", "c
 
 
 def has(topic: Topic, *, partitions: int = 3, empty: bool = False, **configs: str) -> Actual:
-    """The topic as it should be, but for what is named (`_` for `.`)."""
+    """The topic as it should be, except for the given settings (`_` for `.`)."""
     named = {name.replace("_", "."): value for name, value in configs.items()}
     return Actual(partitions=partitions, configs={"unclean": "1", **dict(topic.configs), **named}, empty=empty)
 

@@ -1,8 +1,8 @@
-"""The platform in containers, as a user meets it: built, started, fed and broken.
+"""The platform in containers, as a user sees it: built, started, fed and broken.
 
-It is asked through its published ports, and by `tideline` in a container; it is broken while it is fed.
+The tests use its published ports, and `tideline` in a container. They break parts of it while it gets records.
 
-One story, told in order: each test goes on where the last one ended.
+The tests run in order: each continues after the one before.
 """
 
 import json
@@ -44,7 +44,7 @@ SERVICES = {
 SECRETS = ("POSTGRES_PASSWORD", "AIRFLOW_ADMIN_PASSWORD", "AIRFLOW_SECRET_KEY", "AIRFLOW_JWT_SECRET")
 MINUTE = 60_000
 PER_MINUTE = 600
-# More than a series may read.
+# More than the value of a series may be.
 BROKEN = 5_000_000_000
 _UP_SECONDS = 600
 _WAIT_SECONDS = 240
@@ -52,7 +52,7 @@ _WAIT_SECONDS = 240
 
 @dataclass(kw_only=True)
 class Platform:
-    """A project of its own, on free ports; what was sent to it, and when the first minute began."""
+    """A compose project of its own, on free ports; the number of sent records, and the begin of the first minute."""
 
     env: dict[str, str]
     ports: dict[str, int]
@@ -63,9 +63,9 @@ class Platform:
     broken: set[tuple[int, str]] = field(default_factory=set)
 
     def compose(self, *words: str, seconds: float = _UP_SECONDS) -> str:
-        """`docker compose` of this project; what it says when it goes wrong is the test's failure."""
+        """Run `docker compose` for this project. If it fails, the test fails with its output."""
         ran = subprocess.run(
-            # What a developer has set for himself is not tested.
+            # A developer's own settings are not used.
             ["docker", "compose", "--env-file", os.devnull, *words],
             cwd=PROJECT,
             env=self.env,
@@ -79,25 +79,28 @@ class Platform:
         return ran.stdout
 
     def tideline(self, *words: str) -> str:
-        """What a command answers beside the DAGs."""
+        """The output of a `tideline` command, run in the container of the scheduler."""
         return self.compose("exec", "-T", "scheduler", "tideline", *words)
 
     def docker(self, *words: str) -> str:
-        """What the engine answers."""
+        """The output of the Docker engine."""
         return subprocess.run(["docker", *words], env=self.env, text=True, capture_output=True, check=True).stdout
 
     def up(self, *services: str) -> None:
-        """Start what is named, or everything, and wait until it is well."""
+        """Start these services, or all, and wait until they are healthy."""
         self.compose("up", "--detach", "--wait", "--wait-timeout", str(_UP_SECONDS), *services)
 
     def crash(self, service: str) -> None:
-        """Kill all that runs in a container, as a crash does and `docker compose kill` does not: Docker may help."""
+        """Kill all processes of a container, as in a crash.
+
+        After `docker compose kill` Docker would not start it again; here it may.
+        """
         asked = ["docker", "compose", "--env-file", os.devnull, "exec", "-T", service, "sh", "-c", "kill -9 -1"]
-        # The shell dies with its container.
+        # The shell is killed with its container.
         subprocess.run(asked, cwd=PROJECT, env=self.env, capture_output=True, check=False, timeout=60)
 
     def restarts(self, service: str) -> int:
-        """How often Docker has started a container again by itself, if it is well now; none while it is not."""
+        """How often Docker has restarted a container by itself, if it is healthy now; 0 while it is not."""
         container = self.compose("ps", "--all", "--quiet", service).strip()
         count, health = self.docker(
             "inspect", "--format", "{{.RestartCount}} {{.State.Health.Status}}", container
@@ -124,9 +127,11 @@ class Platform:
         return re.sub(r"<[^>]+>", " ", answer.text)
 
     def send_minute(self, value: int = 7, count: int = PER_MINUTE, halfway: Callable[[], object] = lambda: None) -> int:
-        """Events of the next minute, which is over by now, in order; when it began. Halfway, something may happen.
+        """Send events of the next minute, which is over by now, in order; the begin of that minute.
 
-        All of one series, so in one partition: none may be late for a stream that reads while they are sent.
+        ``halfway`` is called before the second half.
+
+        All are of one series, so in one partition: none may be late for a stream that reads while they are sent.
         """
         start, key = self.first_ms + self.minutes * MINUTE, f"series-{self.minutes}".encode()
         producer = KafkaProducer(**client_options(self.kafka), linger_ms=5)
@@ -149,11 +154,11 @@ class Platform:
         return int(re.search(r"Epoch (\d+)", self.page(f"streams/{dag_id_of(job)}")).group(1))
 
     def runs(self, job: str) -> bool:
-        """Whether a stream runs, and does not only start."""
+        """Whether a stream runs; a starting one does not count."""
         return bool(re.search(rf"\b{job} +running\b", self.page(f"streams/{dag_id_of(job)}")))
 
     def expected(self) -> dict[tuple[int, str], tuple[Decimal, int]]:
-        """What a naive reader of the topic finds in each window; nothing that was sent may be missing there."""
+        """The windows that a naive reader of the topic computes. All sent records must be there."""
         records = oracle.read_topic(self.kafka.bootstrap, "numbers")
         assert len(records) == self.sent
         accepted = [event for record in records if (event := oracle.accept("numbers", record))]
@@ -161,7 +166,7 @@ class Platform:
         return {window: (values["total"], values["events"]) for window, values in windows.items()}
 
     def whole(self) -> dict[tuple[int, str], tuple[Decimal, int]]:
-        """What must be final: all but what is blocked."""
+        """The windows that must be final: all except the blocked ones."""
         return {window: values for window, values in self.expected().items() if window not in self.broken}
 
     def published(self, topic: str) -> dict[tuple[int, str], tuple[Decimal, int]]:
@@ -175,7 +180,7 @@ class Platform:
         return {window: values for window, values in newest.items() if values}
 
     def awaits(self, topic: str, wanted: dict[Any, Any], seconds: float = _WAIT_SECONDS) -> None:
-        """Until a topic holds exactly these windows."""
+        """Wait until a topic holds exactly these windows."""
         processes.wait_until(lambda: self.published(topic) == wanted, f"{topic} is as expected", seconds)
 
 
@@ -193,7 +198,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
         "AIRFLOW_PORT": str(ports["airflow"]),
         "SPARK_UI_PORT": str(ports["spark"]),
     }
-    # Minutes that are over, so that nobody waits for them to pass.
+    # These minutes are over, so the tests need not wait for them to pass.
     first = round(time.time() * 1000) // MINUTE * MINUTE - 20 * MINUTE
     platform = Platform(env=env, ports=ports, first_ms=first)
     try:
@@ -210,7 +215,7 @@ def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
 
 @pytest.fixture(autouse=True)
 def chapter(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """A story ends where a chapter fails; how long each took is told."""
+    """Skip all tests after the first that fails; print how long each test took."""
     if request.session.testsfailed:
         pytest.skip("the story ended before")
     began = time.monotonic()
@@ -220,7 +225,7 @@ def chapter(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) 
 
 
 def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Numbers for whoever reads the run."""
+    """Print numbers for the reader of the test's output."""
     with capsys.disabled():
         print(f"\n{text}")
 
@@ -314,7 +319,7 @@ def test_spark_workers_and_their_master_die_and_the_streams_go_on(platform):
     assert {job: platform.epoch(job) for job in (INGEST, SUM.name)} == epochs, "the same drivers"
 
 
-# The scheduler below the process that holds it, and nothing else.
+# Kills only the scheduler, and not the process that started it.
 KILL_SCHEDULER = """
 import contextlib, psutil
 for process in psutil.process_iter():
@@ -338,7 +343,7 @@ def test_the_scheduler_dies_and_the_drivers_go_on(platform):
 
 def test_the_container_of_the_drivers_dies_and_others_take_over(platform):
     epochs = {job: platform.epoch(job) for job in (INGEST, SUM.name)}
-    # A batch job dies with the container, too.
+    # A batch job is killed with the container, too.
     platform.send_minute()
     platform.awaits(SUM.output, platform.expected())
     with platform.api() as api:
@@ -352,14 +357,14 @@ def test_the_container_of_the_drivers_dies_and_others_take_over(platform):
 
 
 def recomputes(api: AirflowApi) -> bool:
-    """Whether Spark computes slices again, for any run."""
+    """Whether Spark computes slices, for any run."""
     runs = [run["dag_run_id"] for run in api.runs(SUM.recompute_job) if run["state"] == "running"]
     tasks = [task for run in runs for task in api.task_instances(SUM.recompute_job, run)]
     return any(task["task_id"] == "recompute" and task["state"] == "running" for task in tasks)
 
 
 def test_all_of_it_becomes_final(platform, capsys):
-    # The task that died with its container is found out within a minute and done again.
+    # Airflow notices within a minute that the task was killed with its container, and runs it again.
     platform.awaits(SUM.final_topic.name, platform.whole())
     names = platform.compose("ps", "--quiet").split()
     tell(capsys, platform.docker("stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}", *names))
@@ -373,7 +378,7 @@ def test_what_is_stopped_and_started_again_has_all_its_data(platform):
     platform.up()
     assert platform.published(SUM.final_topic.name) == whole
     for job, epoch in epochs.items():
-        # Number, beginning, end, and how it ended: as a driver ends that was asked to.
+        # Number, begin, end, and the kind of end: `stopped`, since the driver was asked to stop.
         assert re.search(rf"\b{epoch}( +\S+ \S+ UTC){{2}} +stopped\b", platform.page(f"streams/{dag_id_of(job)}")), job
     platform.send_minute()
     platform.awaits(SUM.output, platform.expected())

@@ -1,4 +1,4 @@
-"""Parses the DAG folder in a process of its own and prints what it found as JSON."""
+"""Parses the DAG folder in a process of its own and prints the result as JSON."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ DAGS = Path(__file__).parents[2] / "dags"
 
 
 def events(callbacks: Any) -> list[str]:
-    """What the notifiers among callbacks are called for."""
+    """The events of the notifiers among callbacks."""
     given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     return [str(callback.event) for callback in given if type(callback).__name__ == "IncidentNotifier"]
 
@@ -21,7 +21,7 @@ def events(callbacks: Any) -> list[str]:
 def main() -> None:
     seconds, found, errors = {}, {}, {}
     for file in sorted(DAGS.glob("*.py")):
-        # The processor's time, not the clock's: what else runs on the machine does not count.
+        # CPU time instead of wall time, so that other processes on the machine do not count.
         began = time.process_time()
         bag = DagBag(dag_folder=str(file))
         seconds[file.name] = time.process_time() - began

@@ -1,4 +1,4 @@
-"""What holds for every DAG: the exact set, its docs, owners and tags, and how quickly its file parses."""
+"""Rules for every DAG: the exact set, its docs, owners and tags, and how quickly its file parses."""
 
 import ast
 import json
@@ -50,10 +50,10 @@ def test_the_exact_set_of_dags(parsed: dict[str, Any]) -> None:
 
 
 def test_who_shares_a_pool_is_served_in_turn(parsed: dict[str, Any]) -> None:
-    """By weight alone Airflow would serve the pipelines that it happens to find first, for ever."""
+    """With equal weights Airflow would always serve the same pipelines, those that it finds first."""
     shared = [tuple(each) for dag in parsed["dags"].values() for each in dag["pools"] if each[0] != "default_pool"]
     assert set(shared) == {("recomputes", "FirstCome"), ("accounts", "FirstCome")}
-    # A plan, a recompute and an account of each.
+    # A plan, a recompute and an account of each pipeline.
     assert len(shared) == 3 * len(PIPELINES)
 
 
@@ -115,7 +115,7 @@ def test_whatever_fails_is_told_and_so_is_its_recovery(parsed: dict[str, Any]) -
 
 
 def test_no_dag_makes_something_else_of_what_a_person_types(parsed: dict[str, Any]) -> None:
-    """A template that renders to Python makes a number of the reason 2026: `dag.param` keeps every type."""
+    """A template that renders to Python would turn the reason "2026" into a number; `dag.param` keeps every type."""
     assert [dag_id for dag_id, dag in parsed["dags"].items() if dag["renders_to_python"]] == []
 
 

@@ -1,4 +1,4 @@
-"""An account on made tables: what it writes and leaves, what it asks to prune, and what becomes of one that died."""
+"""An account on made tables: its rows, the slices that it asks to prune, and an account that was killed."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ from jobs.settings import Settings
 from tests.judges.naive_stream import T0, Batch, Event, Scene, at
 from tests.query.test_query import EVENTS
 
-# Its windows and those of the next slice; both lie weeks ago.
+# These slices lie weeks ago.
 PIPELINE = PIPELINES["rolling_sum"]
 FIRST, SECOND, THIRD = (slice_at(PIPELINE, T0 + minute * 60_000) for minute in range(3))
 LIVE = pa.schema(
@@ -57,7 +57,7 @@ LIVE = pa.schema(
 
 @dataclass
 class Made:
-    """A lake that holds a scene."""
+    """A lake with the tables of a scene."""
 
     settings: Settings
     pipeline: Pipeline = PIPELINE
@@ -306,7 +306,7 @@ def test_what_the_stream_has_skipped_is_unexplained_though_its_first_batch_is_lo
     scene = two_slices()
     days_ago = T0 - 10 * 86_400_000
     first, *rest = scene.batches
-    # Those at 1 and 2 lie between a batch that is too old to have taken any event of these slices, and the next.
+    # Offsets 1 and 2 lie between the next batch and a batch that is too old to have read any event of these slices.
     scene.events = [replace(event, offset=event.offset + 1) for event in scene.events]
     scene.batches = [replace(first, as_of_ms=days_ago), *(replace(b, ranges={0: (3, 4)}) for b in rest[-1:])]
     scene.finals = {FIRST.name: {0: 4}, SECOND.name: {0: 4}}
@@ -348,11 +348,11 @@ def test_slices_without_any_event_have_their_account_too(spark: SparkSession, ma
     assert causes == [{"cause": "before_checkpoint", "n": 3}]
 
 
-# -- Without Spark: what is not compared, and what is pruned --
+# -- Without Spark: slices that are not compared, and pruning --
 
 
 def done(made: Made, *accounts: tuple[str, int]) -> None:
-    """These have their account."""
+    """Write an account of these slices and versions."""
     totals = [{"slice": name, "version": version, "run": "r", "kind": "slice"} for name, version in accounts]
     accounts = Accounts.open(made.root, made.pipeline)
     accounts.add(None, totals)
@@ -374,7 +374,7 @@ def streamed(made: Made, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 
 def prune(made: Made) -> set[str]:
-    """What the live job does with the request; the slices that still have rows."""
+    """Prune as the live job does on the request; the slices that still have rows."""
     writer = TableWriter.open(made.root / made.pipeline.live_table, LIVE, "slice", epoch=1)
     writer.prune((made.asked() or {}).get("slices", ()))
     return Live.at(made.root, made.pipeline).slices()
@@ -389,7 +389,7 @@ def test_what_is_not_final_is_never_pruned(streamed: Made) -> None:
     streamed.publish(SECOND.name, [], {0: 4})
     done(streamed, (SECOND.name, 1), (FIRST.name, 1))
     streamed.account()
-    # The first slice has an account, but is not final: nothing behind it may go either.
+    # The first slice has an account, but is not final, so no later slice may go either.
     assert streamed.asked() is None
     assert prune(streamed) == ALL_SLICES
 
@@ -448,7 +448,7 @@ def test_a_slice_whose_events_were_removed_is_noted_and_not_called_different(str
 
 
 def test_a_slice_that_can_never_be_final_keeps_its_live_rows_and_no_others(streamed: Made) -> None:
-    """Its events were removed before recompute had ever run; those of the second and third slice were not."""
+    """Events of the first slice were removed before recompute ever ran; those of the second and third were not."""
     remove_events(streamed, SECOND.start_ms)
     streamed.publish(SECOND.name, [], {0: 4})
     done(streamed, (SECOND.name, 1))
@@ -495,7 +495,7 @@ def test_what_cannot_be_compared_is_noted(streamed: Made, more: dict[str, str], 
 
 
 def test_a_slice_whose_batches_are_no_longer_known_is_noted(streamed: Made) -> None:
-    """Rows about batches 4 to 8 were removed; those of the third slice may have been among them."""
+    """Rows about batches 4 to 8 were removed. Batches of the third slice may have been among them."""
     for slice_ in (FIRST, THIRD):
         streamed.publish(slice_.name, [], {0: 4})
     later = THIRD.start_ms + 3600_000
@@ -514,7 +514,7 @@ def test_a_slice_that_is_younger_than_the_removed_rows_is_compared(streamed: Mad
 
 
 def test_the_request_names_no_slice_whose_rows_are_gone(streamed: Made) -> None:
-    """So it does not grow with the history."""
+    """So the request does not grow with the history."""
     for number, slice_ in enumerate((FIRST, SECOND, THIRD)):
         streamed.publish(slice_.name, [], {0: 4})
         done(streamed, (slice_.name, 1))
@@ -526,7 +526,7 @@ def test_the_request_names_no_slice_whose_rows_are_gone(streamed: Made) -> None:
 
 
 def recreated(made: Made, since_ms: int, topic_id: str = "t") -> None:
-    """The ledger says that the topic is this one, and that nothing older than this is of it."""
+    """The ledger names this topic, and the time since which events are from it."""
     counted = Counted(topic_id=topic_id, ends={0: 4}, since_ms=since_ms)
     line = Entry(slice=FIRST.name, state=State.FINAL, at_ms=T0, run="r")
     Ledger.open(made.root, made.pipeline).append([line], counted=counted)

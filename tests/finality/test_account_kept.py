@@ -1,4 +1,4 @@
-"""Accounts of a year: a run reads what is new, old days go, and what is not explained stays known."""
+"""Accounts of a year: a run reads only new days, old days are removed, and unexplained slices stay in the list."""
 
 import json
 import time
@@ -35,14 +35,14 @@ OTHER = "made by another definition"
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Nobody starts Spark, and all machines have one clock."""
+    """Spark must not start, and all machines have the same clock."""
     monkeypatch.setattr(account.session, "opened", never)
     monkeypatch.setattr(account, "_CLOCKS", timedelta(0))
     return Made(replace(Settings.from_env({}), lake_root=tmp_path / "lake"))
 
 
 def name(day: int, minute: int = 0) -> str:
-    """A slice of a day; days are counted from the first one."""
+    """The slice of a day; days are counted from the first one."""
     return slice_at(PIPELINE, T0 - T0 % DAY_MS + day * DAY_MS + minute * 60_000).name
 
 
@@ -55,7 +55,7 @@ def finals(made: Made, *days: int) -> None:
 
 
 class Read:
-    """Which days of headers and of totals a run asks for."""
+    """The days of headers and totals that a run reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.days = set[str]()
@@ -86,9 +86,9 @@ def test_a_run_reads_what_was_published_since_the_last_one_and_no_more(
         made.account()
     noted = {row[:2] for row in made.slices() if row[5] and row[5].startswith(OTHER)}
     assert noted == {(name(7), 2), (name(40), 1)}
-    # The first is where the line of all that is done stands still: there was one slice a day.
+    # Day 0 is read because the line of finished slices stops there: each day has only one slice.
     assert read.days == {name(day)[:8] for day in (0, 7, 40)}
-    # The day that was published last is looked at once more: all are looked at since then.
+    # The day that was published last is read once more, since a run reads all days from then on.
     read = Read(monkeypatch)
     made.account()
     assert read.days == {name(day)[:8] for day in (0, 40)}
@@ -160,7 +160,7 @@ def test_a_torn_document_costs_one_look_at_everything(made: Made, content: bytes
 
 
 def drift_file(accounts: Accounts, day: int) -> Path:
-    """A difference in a window of a slice that nothing explains."""
+    """A file of one unexplained difference in a window of a slice."""
     stage, schema = accounts.new_stage(), drift_schema(PIPELINE)
     start = slice_at(PIPELINE, T0 - T0 % DAY_MS + day * DAY_MS).start
     row = {
@@ -178,7 +178,7 @@ def drift_file(accounts: Accounts, day: int) -> Path:
 
 
 def accounted(made: Made, day: int, windows: int, version: int = 1, kept_from: str = "") -> None:
-    """An account of a slice that leaves so many windows unexplained."""
+    """Write an account of a slice with this number of unexplained windows."""
     accounts = Accounts.open(made.root, PIPELINE)
     row = {"slice": name(day), "version": version, "run": "r", "kind": "slice", "unexplained": windows}
     accounts.add(drift_file(accounts, day), [row])

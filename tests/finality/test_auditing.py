@@ -1,4 +1,4 @@
-"""The audit of a run on its own files: what is judged where nothing was staged."""
+"""The audit of a run on its own files, also where nothing was staged."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -28,7 +28,7 @@ EMPTY = "20261119T000100Z"
 
 
 def plan(lake: Path, *slices: str) -> RunFolder:
-    """A run on slices into which nothing fell."""
+    """A run on empty slices."""
     folder = RunFolder.of(lake, SUM, "r")
     folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in slices)))
     folder.take(dict.fromkeys(slices, StagedSlice()))
@@ -60,7 +60,7 @@ def test_late_events_that_another_plan_has_counted_stay_counted(tmp_path: Path, 
     ledger.append([line])
     ledger.append([with_late(line, 5, 2)])
     if blocked:
-        # As if an event had been read that was never accepted.
+        # As if the job had read an event that was not accepted.
         folder.take({EMPTY: StagedSlice(read=1)})
     assert auditing.examine(tmp_path, SUM, "r")[EMPTY].passed is not blocked
     newest = Ledger.open(tmp_path, SUM).newest()[EMPTY]
@@ -101,7 +101,7 @@ def test_a_stage_that_has_lost_rows_is_not_judged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("there", "inputs", "passes"), [(5, 1, True), (4, 2, True), (4, 1, False), (0, 0, False)])
 def test_words_that_were_lost_on_the_way_are_noticed(tmp_path: Path, there: int, inputs: int, passes: bool) -> None:
-    """An event makes many words or none: what must be there comes from another plan than what is there."""
+    """An event makes many words or none, so the expected number comes from another query plan than the rows."""
     staged_words(tmp_path, there=there, said=there, inputs=inputs)
     verdict = auditing.examine(tmp_path, WORDS, "r")[FULL]
     assert verdict.passed is passes, verdict.sentence

@@ -1,4 +1,4 @@
-"""What is served, checked on a lake that the product's own writers have made."""
+"""The check of served rows, on a lake that the product's own writers have made."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -86,7 +86,7 @@ def test_bad_live_rows_are_named(tmp_path: Path, live: Table) -> None:
 
 
 def test_a_window_that_is_served_twice_is_counted(tmp_path: Path, live: Table) -> None:
-    """No reader of the relation could see one: it is broken here to be seen."""
+    """The relation never returns a window twice. This test breaks the relation, so that the check finds one."""
     live.append(live_row(30), live_row(30, key="other"), batch_row(1))
     lake = Lake(tmp_path)
     assert checking.repeated_windows(lake, SUM) == 0

@@ -51,7 +51,7 @@ def entry(slice_: Slice = FIRST, state: State = State.FINAL, **changes: Any) -> 
 
 
 def known(after_ms: int = 0, **changes: Any) -> Known:
-    """The first slice is over since ``after_ms``, and all of it landed."""
+    """The first slice has been over for ``after_ms``, and all its events are landed."""
     made = Known(
         now_ms=closes_at(SUM, FIRST) + after_ms,
         first_ms=START + 5,
@@ -98,12 +98,12 @@ def test_it_is_closed_when_every_partition_is_landed_up_to_its_boundary() -> Non
 @pytest.mark.parametrize(
     ("earliest", "ends", "landed", "closed"),
     [
-        ({0: 0, 1: 0}, {0: 10, 1: 0}, {0: 10}, True),  # An idle partition, of which nothing ever was.
+        ({0: 0, 1: 0}, {0: 10, 1: 0}, {0: 10}, True),  # A partition that never had a record.
         ({0: 0, 1: 0}, {0: 10, 1: 3}, {0: 10}, False),  # A partition that was added, and is not read yet.
-        ({0: 500}, {0: 500}, {}, True),  # Retention had cut all before the first landing: nothing can be landed.
+        ({0: 500}, {0: 500}, {}, True),  # Retention removed all records before the first landing.
         ({0: 500}, {0: 510}, {}, False),
-        ({0: 500}, {0: 500}, {0: 400}, False),  # Retention cut what ingest had yet to land: it must be booked first.
-        ({0: 0}, {0: 12}, {0: 10}, False),  # An open transaction: its offsets count, ingest waits before them.
+        ({0: 500}, {0: 500}, {0: 400}, False),  # Retention removed records that were not landed: ingest must note it.
+        ({0: 0}, {0: 12}, {0: 10}, False),  # An open transaction: its offsets count, and ingest waits before them.
     ],
 )
 def test_partitions(earliest: dict[int, int], ends: dict[int, int], landed: dict[int, int], closed: bool) -> None:
@@ -143,7 +143,7 @@ def test_every_gap_since_the_first_event_is_due() -> None:
         (State.AUDITING, 2, "unfinished: closed"),
         (State.REOPENED, 2, "unfinished: closed"),
         (State.BLOCKED, 2, None),
-        # The run had published before it died: the header wins.
+        # The run had published before it failed: the header wins.
         (State.AUDITING, 1, None),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_blocked_slice_waits_for_something_new() -> None:
     assert due(more) == {FIRST.name: "blocked, and 4 events came since"}
     counted_before = survey(SUM, known(entries=seen(replace(blocked, late=3))))
     assert due(counted_before) == {FIRST.name: "blocked, and 3 events came since"}
-    # A person who looks at it is to find it blocked, also while single events dribble in.
+    # It stays blocked while single events come in, so that a person can examine it.
     assert due(survey(SUM, known(entries=seen(replace(blocked, events=1000, late=10))))) == {}
     assert due(survey(SUM, known(entries=seen(replace(blocked, events=1000, late=11))))) != {}
 
@@ -212,7 +212,7 @@ def test_a_blocked_slice_is_tried_again_when_its_definition_changes(changed: Pip
 
 
 def test_nothing_is_restated_before_anything_was_landed() -> None:
-    """It would make every slice from there on due."""
+    """Otherwise every slice from there on would be due."""
     early = slice_at(SUM, START - 365 * 24 * 60 * MINUTE)
     found = survey(SUM, known(), Request(slices=(early, FIRST), reason="a typing error"))
     assert found.refused == {early: "no event was ever landed so early"}
@@ -236,7 +236,7 @@ def test_events_that_came_in_time_reopen_whatever_the_threshold() -> None:
     assert due(survey(SUM, one)) == {FIRST.name: "1 missing events that had come in time"}
     assert due(survey(SUM, known(**big, entries=seen(entry(late=2, in_time=1))))) != {}
     assert due(survey(SUM, known(**big, entries=seen(entry(late=2))))) == {}
-    # Of an older version: not told apart yet.
+    # A ledger line of an older version: events in time are not yet counted separately.
     assert due(survey(SUM, known(**big, entries=seen(entry(late=2, in_time=None))))) == {}
 
 

@@ -1,4 +1,4 @@
-"""Slices that cannot be computed are found, and keep no other slice from being computed."""
+"""Slices that cannot be computed are found, and all other slices are computed."""
 
 from collections.abc import Sequence
 from math import ceil, log2
@@ -13,7 +13,7 @@ from jobs.finality.isolation import MAX_FAILING, ComputeError, isolate
 def run(count: int, failing: set[int], out_after: int | None = None) -> tuple[list[str], dict[str, str], int]:
     """The slices that were computed, those that fail alone, and how many groups were tried.
 
-    ``out_after``: from so many tries on nothing can be computed, as in an outage.
+    ``out_after``: after this number of tries nothing can be computed, as in an outage.
     """
     names, groups = [f"s{number:04d}" for number in range(count)], list[Sequence[str]]()
     bad = {names[number] for number in failing}
@@ -32,7 +32,7 @@ def run(count: int, failing: set[int], out_after: int | None = None) -> tuple[li
 
 @given(st.integers(2, 300), st.sets(st.integers(0, 298), max_size=MAX_FAILING - 1))
 def test_all_others_are_computed_once(count: int, drawn: set[int]) -> None:
-    """Also where the first ones fail, as the slices of an hour do whose events are in one damaged file."""
+    """Also if the first ones fail. One damaged file, for example, makes all slices of its hour fail."""
     failing = {number for number in drawn if number < count - 1}
     names = [f"s{number:04d}" for number in range(count)]
     bad = [names[number] for number in sorted(failing)]
@@ -50,7 +50,7 @@ def test_a_cause_outside_of_the_slices_is_raised_and_blames_none(count: int) -> 
 
 @pytest.mark.parametrize("out_after", range(12))
 def test_an_outage_in_between_blames_none(out_after: int) -> None:
-    """It begins before the one slice is found that fails alone, or just then."""
+    """The outage begins before the slice that fails alone is found, or just then."""
     tries = run(16, {5})[2]
     if out_after >= tries - 1:
         return

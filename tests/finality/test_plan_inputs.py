@@ -1,4 +1,4 @@
-"""A plan that reads few days finds what one finds that reads all. Tables are real, the topic's ends are given."""
+"""A plan that reads few days finds the same as a plan that reads all. Tables are real, the topic's ends are given."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -29,7 +29,7 @@ from tests.lake.test_events import land
 from tests.lake.test_final import entry, header, plan_of, work_of
 
 DAYS = 30
-# Four slices a day, over so long a time that a plan looks at the last two days and today.
+# Four slices a day. With this horizon a plan reads the last two days and today.
 SUM = replace(
     PIPELINES["rolling_sum"],
     slice_seconds=6 * 3600,
@@ -66,7 +66,7 @@ def read_few(lake: Path, request: Request | None) -> tuple[Inputs, FinalTable]:
 
 
 def read_all(lake: Path, request: Request | None) -> Survey:
-    """The same from every header and every line."""
+    """The same survey, made from every header and every ledger line."""
     headers, landed = FinalTable.open(lake, SUM).headers(), Landed.at(lake, SUM.source)
     assert landed is not None
     ends = landed.ends("numbers", "t1")
@@ -112,7 +112,7 @@ def test_few_days_say_what_all_say(
     asked: set[Slice] | None,
 ) -> None:
     lake = tmp_path_factory.mktemp("lake")
-    # What is final for long says so, unless a slice was never final.
+    # Old slices with a header are final in the ledger, too; slices without one may have any state.
     states = {s: odd[s] if s in odd and (s in gaps or is_recent(s)) else State.FINAL for s in SLICES}
     lines = {s: state for s, state in states.items() if s not in gaps or state is not State.FINAL}
     make_lake(lake, [s for s in SLICES if s not in gaps], lines, late)
@@ -129,7 +129,7 @@ def days_read(final: FinalTable) -> set[str]:
 
 
 def test_of_a_month_four_days_are_opened_and_those_of_which_there_is_news(tmp_path: Path) -> None:
-    """The first for where all begins, the last two, and today."""
+    """The first day, since the history begins there; the last two days; and today."""
     blocked, late, left = SLICES[20], SLICES[40], SLICES[60]
     final = [s for s in SLICES if s != blocked]
     make_lake(tmp_path, final, dict.fromkeys(final, State.FINAL) | {blocked: State.BLOCKED}, [])
@@ -145,7 +145,7 @@ def test_of_a_month_four_days_are_opened_and_those_of_which_there_is_news(tmp_pa
 
 
 def test_an_old_slice_whose_publish_was_not_told_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its run may be cleaned away: the day's file of headers was written lately."""
+    """The run's folder may be gone. The slice is found because the day's file of headers was written lately."""
     make_lake(tmp_path, SLICES, dict.fromkeys(SLICES[1:], State.FINAL), [])
     monkeypatch.setattr(plan_inputs, "settled_before_ms", lambda *_: 0)
     inputs, _ = read_few(tmp_path, None)

@@ -1,4 +1,4 @@
-"""No stream changes what readers see of a final slice, also while the slice turns final under the reader's eyes."""
+"""No stream changes the rows of a final slice for readers, even if it becomes final during a read."""
 
 from datetime import UTC, datetime
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Tries of a run: the task takes what its own try has said, and a job whose try is over ends itself."""
+"""Tries of a run: the task takes only the report of its own try, and a job of an older try ends itself."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def staged(own: Try, rows: int) -> dict[str, StagedSlice]:
-    """Write so many rows as a job does; what it says of them."""
+    """Write this number of rows as a job does; the job's report about them."""
     write(pa.table({"number": list(range(rows))}), own.stage / f"slice={SLICE}" / "0.parquet")
     ((name, (count, files)),) = own.staged_rows(rows).items()
     return {name: StagedSlice(read=rows, expected=rows, rows=count, files=files)}
@@ -43,7 +43,7 @@ def test_the_result_of_an_orphan_is_not_taken(folder: RunFolder) -> None:
     folder.begin(folder.plan())
     own = Try.begin(folder.path, [SLICE])
     own.write_result(staged(own, 3))
-    # Before the task takes what its own try has said, and after it.
+    # Before the task takes the report of its own try, and after it.
     orphan.write_result(staged(orphan, 1))
     folder.take(own.result())
     orphan.write_result({})
@@ -115,7 +115,7 @@ def test_a_job_whose_run_is_begun_anew_ends_itself(folder: RunFolder) -> None:
 
 
 def test_rows_that_an_earlier_version_has_staged_can_still_be_published(folder: RunFolder) -> None:
-    """A slice that was blocked then may be approved now."""
+    """A slice that was blocked under the old version may be approved now."""
     write(pa.table({"number": [1]}), folder.path / "windows-a1" / f"slice={SLICE}" / "0.parquet")
     (folder.path / "staged.json").write_text('{"events_read": {}, "windows": "windows-a1"}')
     assert [file.name for file in folder.files(SLICE)] == ["0.parquet"]

@@ -1,4 +1,4 @@
-"""An Airflow of one's own, with a fresh database and a real broker, that runs one DAG after the other."""
+"""An Airflow for the tests alone, with a fresh database and a real broker. It runs one DAG after the other."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
 
 @pytest.fixture(scope="module")
 def run(kafka: KafkaSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs a DAG on an Airflow with a fresh database; the answer holds what the run logged, too."""
+    """Runs a DAG on an Airflow with a fresh database. The answer includes the log of the run."""
     home = tmp_path_factory.mktemp("airflow")
     (home / "probe.py").write_text(_PROBE_DAG)
     bundle = {"classpath": "airflow.dag_processing.bundles.local.LocalDagBundle"}
@@ -41,7 +41,7 @@ def run(kafka: KafkaSettings, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW_CONN_TIDELINE_KAFKA": json.dumps({"conn_type": "tideline_kafka", "host": kafka.bootstrap}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
-        # Neither may reach a task: the connection says where Kafka is.
+        # Neither may reach a task: tasks take the address of Kafka from the connection.
         "KAFKA_BOOTSTRAP": "127.0.0.1:1",
         "KAFKA_SSL_CAFILE": "/of/another/cluster",
     }

@@ -1,6 +1,9 @@
-"""Runs DAGs as `airflow dags test` does, one for each line of JSON on stdin: Airflow is slow to start, so once.
+"""Runs DAGs as `airflow dags test` does, one for each line of JSON on stdin.
 
-A request names a DAG, its conf and environment; the answer is a line of JSON on what was stdout. Logs go to stderr.
+Airflow is slow to start, so it starts only once.
+
+A request names a DAG, its conf and environment. The answer is a line of JSON on the
+original stdout; logs go to stderr.
 """
 
 import json
@@ -22,12 +25,12 @@ def run(folder: str, dag_id: str, conf: dict[str, Any], env: dict[str, str]) -> 
     """The state, the note, the tasks and the XComs of one run."""
     os.environ.update(env)
     dag = DagBag(dag_folder=folder).dags[dag_id]
-    # Airflow 3.3 cannot test a DAG that has one: it takes the description of a deadline for its id.
+    # Airflow 3.3 cannot test a DAG with a deadline: it uses the deadline's description as its id.
     dag.deadline = None
     run = dag.test(run_conf=conf)
     with create_session() as session:
         stored = session.get(DagRun, run.id)
-        # A test run has no session when it ends, and the listener passes it by; the scheduler's has one.
+        # A test run has no session when it ends, so the listener ignores it. A run of the scheduler has one.
         get_listener_manager().hook.on_dag_run_success(dag_run=stored, msg="")
         xcoms = session.scalars(XComModel.get_many(run_id=run.run_id, dag_ids=dag_id)).all()
         return {

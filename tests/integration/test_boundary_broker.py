@@ -1,4 +1,4 @@
-"""When a slice is closed, on a real broker: what holds it open, and what comes too late to move its boundary."""
+"""When a slice is closed, on a real broker: why it stays open, and which records come too late to move its boundary."""
 
 import logging
 import threading
@@ -75,7 +75,7 @@ def test_an_open_transaction_holds_slices_until_it_ends(
         producer.commit_transaction()
     finally:
         producer.close()
-    # What arrives from now on moves no boundary; it is counted all the same, since it is landed when the plan looks.
+    # Records that arrive from now on move no boundary. They are still counted, since they are landed at the plan.
     produce("numbers", numbers(30, first=66))
     assert is_held(batch.plan(settings, SUM, "run-2"))
     land(settings)
@@ -127,7 +127,7 @@ def test_what_retention_had_cut_is_not_waited_for(spark: SparkSession, settings:
     produce("numbers", numbers(90))
     with kafka.admin(settings.kafka) as client:
         client.delete_records({TopicPartition("numbers", 0): 30, TopicPartition("numbers", 1): 10})
-    # Of partition 0 nothing is left.
+    # Partition 0 has no record left.
     land(settings)
     batch.whole(settings, SUM, "run-1")
     judge(settings, 50, "run-1")
@@ -142,10 +142,10 @@ def test_of_an_empty_topic_nothing_is_due(spark: SparkSession, settings: Setting
 
 
 def test_quiet_slices_become_final_too(spark: SparkSession, settings: Settings, produce: Produce) -> None:
-    """The tide line must pass minutes in which nothing happened."""
+    """The tide line must pass minutes without events."""
     produce("numbers", [*numbers(10, ago_ms=600_000, spread_ms=1_000), *numbers(10, ago_ms=60_000, spread_ms=1_000)])
     land(settings)
-    # Between two moments one more slice may be over.
+    # If the time were read twice, one more slice could be over the second time.
     at = time.time()
     batch.whole(settings, SUM, "run-1", at=at)
     final = FinalTable.read(settings.lake_root, SUM)
@@ -158,11 +158,11 @@ def test_quiet_slices_become_final_too(spark: SparkSession, settings: Settings, 
     judge(settings, 20, "run-1")
 
 
-# -- Whose clock it is --
+# -- Which clock decides --
 
 
 def time_is(monkeypatch: pytest.MonkeyPatch, ahead_seconds: float) -> None:
-    """Set this machine's clock, for all that runs in this process."""
+    """Set this machine's clock for all code in this process."""
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + ahead_seconds)
 
@@ -217,7 +217,7 @@ def test_a_clock_that_is_not_there_or_stamps_nothing_is_refused(settings: Settin
 def test_what_came_in_time_is_in_the_final_slice_whatever_clock_a_plan_was_made_by(
     spark: SparkSession, settings: Settings, produce: Produce
 ) -> None:
-    """The plan of an older version, by a clock that is an hour ahead; then the publish of one, which did not look."""
+    """Plan with a clock that is an hour ahead, then publish without a look at the clock, as older versions did."""
     produce("numbers", numbers(1000, ago_ms=15_000, spread_ms=1_000))
     land(settings)
     hasty = slice_at(SUM, int(time.time() * 1000) - 15_000)

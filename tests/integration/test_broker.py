@@ -76,7 +76,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path):
 
 
 def test_a_broker_that_cannot_run_is_refused_with_its_last_words(tmp_path):
-    """Its data says another node: it starts, says why not, and ends."""
+    """Its data names another node: it starts, prints the reason, and ends."""
     broker = Broker(home=tmp_path)
     data = tmp_path / "broker" / "data"
     data.mkdir(parents=True)

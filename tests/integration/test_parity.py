@@ -1,6 +1,6 @@
 """The parity kit: event histories that Hypothesis makes, through the real broker and the real jobs.
 
-Final equals the oracle, and whatever the stream has missed is explained: nothing unexplained in any window.
+Final equals the oracle, and every event that the stream has missed is explained: no window has an unexplained rest.
 """
 
 import os
@@ -35,7 +35,7 @@ SPAN_MS = 180_000
 
 @dataclass(frozen=True)
 class Batch:
-    """What arrives between two looks of the stream; ``live`` says whether the stream looks at all."""
+    """The records that arrive between two runs of the stream; ``live`` says whether the stream runs after them."""
 
     seed: int
     count: int
@@ -47,7 +47,7 @@ class Batch:
     live: bool
 
 
-# The first of a choice is what Hypothesis tries first: a history that has every fault.
+# Hypothesis tries the first of a choice first: a history that has every fault.
 batches = st.builds(
     Batch,
     seed=st.integers(1, 2**32),
@@ -66,14 +66,14 @@ DOWN_AND_BEHIND = [
     FAULTS,
     replace(FAULTS, seed=2),
     replace(FAULTS, seed=3, live=False),
-    # What makes an event late is the watermark of the batch before the last.
+    # The watermark of the batch before the last decides whether an event is late.
     replace(FAULTS, seed=4, idle_partition=-1),
     replace(FAULTS, seed=5, live=False),
 ]
 
 
 def drawn(chance: Random) -> list[Batch]:
-    """A history by chance alone. Hypothesis tries the simplest first, and there is not always time for two."""
+    """A random history. Hypothesis would try the simplest first, and there is not always time for a second."""
     return [
         Batch(
             seed=chance.randrange(2**32),
@@ -90,7 +90,10 @@ def drawn(chance: Random) -> list[Batch]:
 
 
 def events(batch_: Batch, position: float) -> list[tuple[int, int]]:
-    """Time and series of each, around where the history is; shuffled, some of them long ago or ahead of the clock."""
+    """Time and series of each event, around this position of the history; shuffled.
+
+    Some are long ago or ahead of the clock.
+    """
     chance, now = Random(batch_.seed), int(time.time() * 1000)
     middle = now - SPAN_MS + round(position * SPAN_MS)
     made = []
@@ -106,7 +109,10 @@ def events(batch_: Batch, position: float) -> list[tuple[int, int]]:
 
 
 def records(batch_: Batch, position: float, pipeline: str) -> list[Record]:
-    """Shuffled; a repeat is the same to the byte, as a producer sends again what nobody has acknowledged."""
+    """The shuffled records of a batch.
+
+    A repeat is the same to the byte, since a producer sends a record again that was not acknowledged.
+    """
     chance, made = Random(batch_.seed + 1), list[Record]()
     partitions = [number for number in range(3) if number != batch_.idle_partition]
     for number, (at, series) in enumerate(events(batch_, position)):
@@ -151,7 +157,7 @@ def test_final_is_right_and_every_difference_is_explained(
         judge(settings, name)
         if history == DOWN_AND_BEHIND:
             assert causes(settings, name) >= {"late", "ahead", "not_reached"}
-        # The stream catches up with what it had not reached; late events of final slices come, and reopen them.
+        # The stream catches up; late events of final slices come, and reopen them.
         produce(topic, records(history[0], 0.5, name))
         live.run(settings, pipeline, until_caught_up=True)
         ingest.run(settings, until_caught_up=True)

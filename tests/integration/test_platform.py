@@ -30,11 +30,11 @@ from tests import batch, processes
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SUM = PIPELINES["rolling_sum"]
-# More than a series may read.
+# More than the value of a series may be.
 BROKEN = 5_000_000_000
 USED = {"provision_topics", "control_streams", "reset_stream", "publish_blocked", "rollback_slice", SUM.recompute_job}
 PARTS = ("broker", "api-server", "dag-processor", "triggerer", "scheduler")
-# What "idle, the whole platform stays under 3 GB" allows.
+# The limit of "idle, the whole platform stays under 3 GB".
 MEMORY_LIMIT_BYTES = 3_000_000_000
 
 
@@ -85,7 +85,7 @@ def test_secrets_are_for_their_owner_only(stack):
 
 def test_the_dags_are_read_and_a_task_reaches_kafka(stack):
     with stack.airflow.api() as api:
-        # File by file: one may be known while another is not.
+        # Airflow reads file by file, so some DAGs may be there before others.
         processes.wait_until(lambda: api.dags().keys() >= USED, "the DAGs are read", 240)
         assert api.import_errors() == []
         api.unpause("provision_topics")
@@ -95,7 +95,7 @@ def test_the_dags_are_read_and_a_task_reaches_kafka(stack):
 
 
 def test_streams_are_shown_and_a_reset_is_planned(stack):
-    """Neither starts or changes anything: both forms do so only when told."""
+    """Neither starts or changes anything: both forms do so only on request."""
     with stack.airflow.api() as api:
         run_id = api.trigger("control_streams")
         assert api.wait_for_run("control_streams", run_id, 120) == "success"
@@ -152,7 +152,7 @@ def test_a_person_publishes_what_is_blocked_and_a_backfill_restates_its_slice_al
 def approve(stack, api, slice_):
     run_id = api.trigger("publish_blocked", {"pipeline": SUM.name, "slice": slice_.name})
     run = f"/dags/publish_blocked/dagRuns/{run_id}"
-    # Airflow 3.3.2 asks again if the answer comes before its scheduler has seen the question's process end.
+    # Airflow 3.3.2 asks again if the answer comes before its scheduler has seen that the asking process ended.
     asking = f"TaskInstanceKey(dag_id='publish_blocked', task_id='approve', run_id='{run_id}'"
     seen = f"Received executor event with state success for task instance {asking}"
 
@@ -198,7 +198,7 @@ def follow_by_command(api, slice_):
     finally:
         api.pause(SUM.recompute_job)
     assert api.xcom(SUM.recompute_job, run_id, "plan")["dry_run"] is True
-    # What a run does in between may be over before it is looked at.
+    # A state in between may be over before the test sees it.
     assert said[0] in ("queued", "running", "plan")
     conf = {"pipeline": SUM.name, "slice": slice_.name, "to_version": 1, "apply": True}
     with pytest.raises(Refusal, match="rollback_slice failed: roll_back: say why: a roll-back needs a reason"):
@@ -224,7 +224,7 @@ def test_a_second_up_leaves_everything_as_it_was(stack):
 
 def test_up_replaces_what_was_killed_and_keeps_the_rest(stack):
     before = _pids(stack)
-    # A process that was killed is there until it has given back its memory.
+    # A killed process exists until it has given back its memory.
     kill([psutil.Process(before[name]) for name in ("scheduler", "broker")])
     stale = {"pid": os.getpid(), "started": 0.0}
     (stack.settings.home / "run" / "triggerer.pid").write_text(json.dumps(stale))
@@ -260,7 +260,7 @@ def test_down_asks_drivers_first_and_leaves_nothing_behind(stack, tmp_path):
         assert driver.stdout.readline() == "running\n"
         assert stack.down() == 1, "the orphan, which does not know how to stop"
         assert driver.stdout.read() == "finished its batch\n"
-        # One that ended before anybody waited for it is a zombie until its parent asks.
+        # A process that has ended is a zombie until its parent waits for it.
         assert driver.wait(30) == 0
         assert not psutil.pid_exists(orphan.pid)
     assert marked(stack.settings.home) == []

@@ -1,4 +1,4 @@
-"""Recompute on a real broker with the real jobs: what is closed, what becomes final, and what readers see of it."""
+"""Recompute on a real broker with the real jobs: which slices are closed and become final, and what readers see."""
 
 import json
 import time
@@ -28,7 +28,7 @@ SUM = PIPELINES["rolling_sum"]
 
 
 def numbers(count: int, *, ago_ms: int = 90_000, spread_ms: int = 120_000, first: int = 0) -> list[Record]:
-    """Over some slices, in an order of their own."""
+    """Records with times in several slices, out of order."""
     since = int(time.time() * 1000) - ago_ms
     made = []
     for number in range(first, first + count):
@@ -43,7 +43,7 @@ def current(settings: Settings, pipeline: str = "rolling_sum") -> list[dict[str,
 
 
 def defects(settings: Settings, pipeline: str) -> list[str]:
-    """After `run-1`, which made everything final that was over."""
+    """Defects after `run-1`, which made every slice final that was over."""
     records = oracle.read_topic(settings.kafka.bootstrap, PIPELINES[pipeline].source.name)
     due_ms = batch.planned_ms(settings, PIPELINES[pipeline], "run-1")
     return checker.final_defects(settings.lake_root, pipeline, records, due_ms=due_ms)
@@ -108,7 +108,7 @@ def test_the_same_inputs_have_the_same_checksum(spark: SparkSession, settings: S
 def test_nothing_is_due_twice(spark: SparkSession, settings: Settings, produce: Produce, tmp_path: Path) -> None:
     produce("numbers", numbers(100))
     ingest.run(settings, until_caught_up=True)
-    # Between two moments one more slice may be over.
+    # If the time were read twice, one more slice could be over the second time.
     at = time.time()
     batch.whole(settings, SUM, "run-1", at=at)
     planned = batch.plan(settings, SUM, "run-2", at=at)

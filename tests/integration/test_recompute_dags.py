@@ -1,4 +1,4 @@
-"""The DAGs that make slices final, on a real Airflow, broker and Spark: a test goes on where the one before ended."""
+"""The DAGs that make slices final, on a real Airflow, broker and Spark. Each test continues after the one before."""
 
 import json
 import time
@@ -29,18 +29,18 @@ Run = Callable[..., dict[str, Any]]
 SUM = PIPELINES["rolling_sum"]
 DAG = SUM.recompute_job
 TASKS = ("plan", "recompute", "audit", "publish", "all_final")
-# More than a series may read.
+# More than the value of a series may be.
 BROKEN = 5_000_000_000
 
 
 class World:
-    """A lake, a topic, and Airflow to make something of them."""
+    """A lake, a topic, and an Airflow that works on them."""
 
     def __init__(self, settings: Settings, run: Run) -> None:
         self.settings, self._run = settings, run
-        # Long enough ago that everything is over, by several slices.
+        # So long ago that all these slices are over, by several slices.
         self.slices = [slice_at(SUM, round(time.time() * 1000) - minutes * 60_000) for minutes in (8, 7, 6, 5)]
-        # When the last run began that made everything final that was over.
+        # The begin of the last run that made every slice final that was over.
         self.due_ms = 0
 
     def land(self, *slices: Slice, value: int = 7) -> None:
@@ -194,6 +194,6 @@ def test_what_is_served_is_checked(world: World) -> None:
 
 
 def _overwrite(final: FinalTable, slices: list[Slice], file: Path) -> None:
-    """One slice's rows in the place of another's."""
+    """Put the rows of one slice in the place of another's."""
     other = next(iter((final.path / f"slice={slices[1].name}").glob("*.parquet")))
     file.write_bytes(other.read_bytes())

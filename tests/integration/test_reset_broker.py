@@ -1,4 +1,4 @@
-"""Resets on a real broker with the real jobs: what comes again, what is passed over, and who refuses when."""
+"""Resets on a real broker with the real jobs: which records come again or are skipped, and what is refused when."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ SUM = PIPELINES["rolling_sum"]
 
 
 def numbers(count: int) -> list[Record]:
-    """For the topic's three partitions in turn, so that offsets are known."""
+    """Records for the topic's three partitions in turn, so that the test can compute their offsets."""
     now = int(time.time() * 1000)
     values = (b'{"id":%d,"ts":%d,"value":%d}' % (n, now, n) for n in range(count))
     return [Record(partition=n % 3, arrival_ms=0, key=b"k%d" % (n % 9), value=v) for n, v in enumerate(values)]
@@ -80,7 +80,7 @@ def moves(plan: ResetPlan) -> dict[int, tuple[int | None, int]]:
 
 
 def total(settings: Settings) -> int:
-    """How many events all windows count together."""
+    """The number of events in all windows together."""
     (row,) = Lake(settings.lake_root).query("SELECT sum(events) AS total FROM rolling_sum").to_pylist()
     return int(row["total"] or 0)
 
@@ -91,7 +91,7 @@ def delete_records(settings: Settings, before: Mapping[int, int]) -> None:
 
 
 def judge_sum(settings: Settings, since: Mapping[int, int]) -> None:
-    """The live table is what the oracle makes of all that is behind these offsets."""
+    """The live table equals the oracle's result for all records from these offsets on."""
     records = [record for record in in_topic(settings) if record.offset >= since[record.partition]]
     assert checker.live_defects(settings.lake_root, "rolling_sum", in_topic(settings)) == []
     assert total(settings) == sum(oracle.accept("numbers", record) is not None for record in records)
@@ -236,7 +236,7 @@ def land(settings: Settings, source: str, batch: int, end: int, writer: TableWri
 
 
 def receipt_of(settings: Settings, job: str = "ingest") -> tuple[bool, str]:
-    """Clean or not, and the cause."""
+    """Whether the driver ended cleanly, and the cause."""
     receipt = Control.of(settings.lake_root, job).history()[-1].receipt
     assert receipt is not None
     return receipt.clean, receipt.cause
@@ -246,7 +246,10 @@ def receipt_of(settings: Settings, job: str = "ingest") -> tuple[bool, str]:
 def test_one_that_slept_and_commits_under_the_reset_makes_it_fail(
     settings: Settings, produce: Produce, monkeypatch: pytest.MonkeyPatch, sources: tuple[str, ...]
 ) -> None:
-    """Or it would begin at 10 although 20 is landed. What is not changed at all counts as no failure of the stream."""
+    """Otherwise it would begin at 10 although 20 is landed. A refused reset changes nothing.
+
+    It does not count as a failure of the stream.
+    """
     produce("numbers", numbers(90))
     zombie = land(settings, "numbers", 0, 10)
     folder = settings.lake_root / "checkpoints/ingest/numbers"
@@ -282,7 +285,7 @@ def test_one_that_slept_and_commits_under_the_reset_makes_it_fail(
 def test_one_that_slept_through_its_own_reset_moves_no_checkpoint(
     settings: Settings, produce: Produce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its successor may have begun another one in the same place."""
+    """Its successor may have begun another checkpoint in the same place."""
     produce("numbers", numbers(90))
     control = Control.of(settings.lake_root, "ingest")
     folder = settings.lake_root / "checkpoints/ingest/numbers"
@@ -408,7 +411,7 @@ def test_an_open_transaction_is_not_passed_over(spark: SparkSession, settings: S
 def test_ended_in_the_middle_it_is_refused_until_it_is_done_again(
     spark: SparkSession, settings: Settings, produce: Produce, tmp_path: Path
 ) -> None:
-    """F9: the table says so already, the old checkpoint is still in its place."""
+    """F9: the table has the note of the reset already, the old checkpoint is still in its place."""
     produce("numbers", numbers(300))
     run_ingest(settings)
     run_sum(settings)
@@ -430,7 +433,7 @@ def test_ended_in_the_middle_it_is_refused_until_it_is_done_again(
 
 
 def test_an_old_checkpoint_is_refused_after_a_reset(spark: SparkSession, settings: Settings, produce: Produce) -> None:
-    """Also one that has planned nothing but where to begin, and one whose only batch is in the table already."""
+    """Two more are refused: a checkpoint that has planned only its begin, and one with its only batch in the table."""
     produce("numbers", numbers(300))
     run_sum(settings)
     checkpoint = settings.lake_root / "checkpoints/rolling_sum"

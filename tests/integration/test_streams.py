@@ -1,4 +1,4 @@
-"""Dirty traffic through the real broker and the real jobs: what lands, what is live, and what the topics say."""
+"""Dirty traffic through the real broker and the real jobs: landed records, live rows, and messages in the topics."""
 
 import io
 import json
@@ -77,7 +77,7 @@ def test_dirty_traffic_lands_once_and_live_equals_the_oracle(
 
 
 def judge_relation_and_topic(settings: Settings, name: str, records: list[Record]) -> None:
-    """The relation says what the newest rows of the table say, the topic's newest messages say the relation."""
+    """The relation equals the newest rows of the table, and the topic's newest messages equal the relation."""
     pipeline = PIPELINES[name]
     table = checker.read_table(settings.lake_root / pipeline.live_table)
     assert len({row["batch"] for row in table.rows}) == 3
@@ -153,7 +153,7 @@ def test_a_second_driver_is_refused(spark: SparkSession, settings: Settings) -> 
 
 
 def test_a_driver_is_drained_through_its_control_folder(settings: Settings, produce: Produce, tmp_path: Path) -> None:
-    """What waits when it is asked is read, in batches too small to read it in one; the receipt says how far it came."""
+    """It reads all records that wait at the request, in several small batches. The receipt has the reached offsets."""
     control, log = Control.of(settings.lake_root, "word_count"), tmp_path / "driver.log"
     produce("lines", lines(1, 300))
     job = processes.start(settings, "live", "word_count", log=log, STREAM_MAX_OFFSETS="200")
@@ -178,7 +178,7 @@ def test_a_driver_is_drained_through_its_control_folder(settings: Settings, prod
 
 
 def waiting(control: Control) -> int | None:
-    """How many records the newest heartbeat says are left to read."""
+    """The number of records left to read, by the newest heartbeat."""
     return control.epoch(control.newest()).lag
 
 
@@ -192,7 +192,7 @@ def test_missing_topics_are_named(settings: Settings) -> None:
 
 
 def test_every_definition_is_valid_spark_sql(spark: SparkSession) -> None:
-    """What the text of a definition cannot show, Spark's analysis does."""
+    """Spark's analysis finds errors that the text of a definition does not show."""
     for pipeline in PIPELINES.values():
         columns = ", ".join(f"`{field.name}` {field.type}" for field in SOURCES[pipeline.source.name].columns)
         windows = aggregate(spark.createDataFrame([], f"event_time timestamp, {columns}"), pipeline)

@@ -1,4 +1,4 @@
-"""Topics as code against a real broker: what is planned is what Kafka then has; security settings open the door."""
+"""Topics as code against a real broker: Kafka then has what was planned, and security settings give access."""
 
 import dataclasses
 import datetime
@@ -54,7 +54,7 @@ from tests.processes import wait_until
 pytestmark = pytest.mark.integration
 
 USER = "tide"
-# May do what it is granted, and no more.
+# This user has only the rights that a test grants it.
 MODEST = "modest"
 _MODULES = "org.apache.kafka.common.security"
 PASSWORD = "pa\"ss\\ w;o'rd=x"
@@ -62,7 +62,7 @@ PASSWORD = "pa\"ss\\ w;o'rd=x"
 
 @dataclass(frozen=True, kw_only=True)
 class SecuredBroker(Broker):
-    """A broker with a second door: TLS with certificates on both sides, and a login."""
+    """A broker with a second listener: TLS with certificates on both sides, and a login."""
 
     secured_port: int = field(default_factory=free_port)
 
@@ -73,7 +73,7 @@ class SecuredBroker(Broker):
     def _properties(self) -> dict[str, object]:
         own = super()._properties()
         escaped = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
-        # A properties file takes backslashes for its own, once more.
+        # A properties file interprets backslashes once more.
         users = f'user_{USER}="{escaped}" user_{MODEST}="{escaped}"'
         plain = f"{_MODULES}.plain.PlainLoginModule required {users};".replace("\\", "\\\\")
         door = "listener.name.secured"
@@ -88,7 +88,7 @@ class SecuredBroker(Broker):
             f"{door}.scram-sha-256.sasl.jaas.config": f"{_MODULES}.scram.ScramLoginModule required;",
             f"{door}.ssl.client.auth": "required",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            # Who comes in by the first door has no name.
+            # A client of the first listener has no name.
             "super.users": f"User:ANONYMOUS;User:{USER}",
             f"{door}.ssl.truststore.type": "PEM",
             f"{door}.ssl.truststore.location": self.home / "ca.pem",
@@ -301,7 +301,7 @@ def test_a_wrong_password_is_suspected_and_never_shown(broker: SecuredBroker, mo
 
 @pytest.fixture
 def modest(broker: SecuredBroker, kafka: KafkaSettings) -> Iterator[KafkaSettings]:
-    """Of a user without rights; most topics of the definitions are there."""
+    """The settings of a user without rights. Most topics of the definitions exist."""
     renew_topics(kafka)
     make_work(kafka)
     yield secured(broker, user=MODEST)
@@ -328,7 +328,7 @@ def grant(kafka: KafkaSettings, *granted: Right) -> None:
 
 
 def of(who: str, *, without: str = "") -> list[Right]:
-    """What the page grants, or all but one operation of it."""
+    """The rights that the page grants, if need be without one operation."""
     found = [right for right in rights() if right.who == who]
     assert found
     return [
@@ -397,7 +397,7 @@ def test_the_rights_of_the_page_are_enough_and_needed(
         try:
             work(settings)
         except (Refusal, KafkaError):
-            # A broker knows of a right a moment later.
+            # A broker applies a new right a moment later.
             return False
         return True
 
@@ -412,7 +412,7 @@ def test_configs_that_are_not_shown_are_a_sentence(kafka: KafkaSettings, modest:
             plan_topics(dataclasses.replace(Settings.from_env({}), kafka=modest))
         return str(refusal.value)
 
-    # A broker knows of a right a moment later.
+    # A broker applies a new right a moment later.
     wait_until(lambda: "does not show the configs of" in refused(), "it is told of the right that is missing", 20)
 
 
@@ -420,7 +420,7 @@ def test_configs_that_are_not_shown_are_a_sentence(kafka: KafkaSettings, modest:
 def test_spark_logs_in(broker: SecuredBroker, kafka: KafkaSettings) -> None:
     provision(kafka, topic("for_spark"))
     send(kafka, "for_spark")
-    # What a stream needs on its source, and no more.
+    # Only the rights that a stream needs on its source.
     (reads, _) = of("stream_rolling_sum")
     grant(kafka, dataclasses.replace(reads, topics=("for_spark",)))
     env = {

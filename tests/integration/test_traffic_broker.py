@@ -93,7 +93,7 @@ def test_a_rate_is_kept_and_stop_ends_it_with_everything_sent(kafka: KafkaSettin
     def at(sent: int) -> None:
         assert not stop.is_set()
         seen.append(sent)
-        # One that was held up sends a large block, to be in time again.
+        # A generator that was held up sends a large block, to be in time again.
         small = sum(after - before <= 100 for before, after in pairwise([0, *seen]))
         if sent >= 1_000 and small > 10:
             stop.set()

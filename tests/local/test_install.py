@@ -1,4 +1,4 @@
-"""The way in for a newcomer: what is missing is said in one sentence, before anything is written."""
+"""The installation for a newcomer: one sentence names a missing tool, before anything is written."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from jobs.settings import PROJECT
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A project folder with nothing but the script, and a PATH with nothing but what it calls."""
+    """A project folder with only the script, and a PATH with only the programs that it calls."""
     script = tmp_path / "project" / "local" / "install.sh"
     script.parent.mkdir(parents=True)
     shutil.copy(PROJECT / "local" / "install.sh", script)

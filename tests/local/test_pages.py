@@ -1,4 +1,4 @@
-"""The pages say what the code is."""
+"""The pages agree with the code."""
 
 import inspect
 import re
@@ -62,14 +62,14 @@ def _shown(parameter):
 
 
 def test_keys_of_incidents_are_made_nowhere_else():
-    """A prefix to look for ends with a dot."""
+    """A text that ends with a dot is only a prefix for a search, so it is allowed."""
     made = re.compile(r'f"(?:account|check|dag|recompute|stream)\.[^"]*[^."]"')
     code = [*(PROJECT / "jobs").rglob("*.py"), *(PROJECT / "plugins").rglob("*.py")]
     assert [file.name for file in code if made.search(file.read_text())] == ["incidents.py"]
 
 
 def test_nobody_budgets_a_retention_that_does_not_exist():
-    """The page that says how large a disk must be takes the default of the field by which events are removed."""
+    """The page about the size of the disk uses the default of `events_kept_days`, after which events are removed."""
     text = " ".join((pages.PAGES / "growing.md").read_text().split())
     (default,) = (field.default for field in fields(Source) if field.name == "events_kept_days")
     assert f"`events_kept_days` of the source ({default} days unless it says otherwise)" in text

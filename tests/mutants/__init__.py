@@ -8,13 +8,13 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
-# Neither what is installed nor what tests and jobs have left behind.
+# Neither installed files nor files that tests and jobs have left behind.
 _LEFT_OUT = (".*", "__pycache__", "*.egg-info", "data", "node_modules")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One place of a file, what stands there instead, and the tests of which one must fail then.
+    """One place of a file, its wrong text, and the tests. At least one of them must fail with the wrong text.
 
     ``breaks`` is the invariant of the reliability plan that no longer holds. ``survives`` says why no test fails today;
     it is empty for all others.
@@ -29,7 +29,7 @@ class Mutant:
     survives: str = ""
 
     def apply(self, project: Path) -> str:
-        """Change the place in a copy of the project; why not, if it is not there exactly once."""
+        """Change the place in a copy of the project; the reason if it is not there exactly once."""
         file = project / self.file
         text = file.read_text()
         if (found := text.count(self.old)) != 1:
@@ -40,7 +40,7 @@ class Mutant:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of a mutant: killed, survived, or broken (it says nothing about the tests)."""
+    """The result of a mutant: killed, survived, or broken (it shows nothing about the tests)."""
 
     mutant: Mutant
     kind: str
@@ -49,20 +49,21 @@ class Result:
 
     @property
     def is_bad(self) -> bool:
-        """Whether it is not what the list says: also one that is killed by now, and is said to survive."""
+        """Whether it differs from the list: also if a mutant is killed by now that the list calls a survivor."""
         return self.kind != ("survived" if self.mutant.survives else "killed")
 
 
 def mutants() -> list[Mutant]:
-    """All of them, as the list has them."""
+    """All mutants, in the order of the list."""
     listed = tomllib.loads((HERE / "mutants.toml").read_text())["mutant"]
     return [Mutant(**{**each, "tests": tuple(each["tests"])}) for each in listed]
 
 
 def outcome(code: int | None, words: str) -> str:
-    """What pytest's exit code and words say of a mutant; no code: its tests did not end in time.
+    """The result of a mutant by pytest's exit code and output; no code: its tests did not end in time.
 
-    Only a test that fails kills. Where none could run, e.g. without Spark's jars, nothing is known about the mutant.
+    Only a failed test kills a mutant. If no test could run, e.g. without Spark's jars, the mutant is neither killed
+    nor a survivor.
     """
     if code in (0, None):
         return "survived" if code == 0 else "killed"
@@ -70,7 +71,7 @@ def outcome(code: int | None, words: str) -> str:
 
 
 def copy_of(project: Path, target: Path) -> Path:
-    """The sources of a project, to be changed, with the same jars."""
+    """Copy the sources of a project, so that they can be changed; the copy uses the same jars."""
     shutil.copytree(project, target, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))
     (target / ".tideline").mkdir()
     (target / ".tideline" / "jars").symlink_to((project / ".tideline" / "jars").resolve())

@@ -1,6 +1,6 @@
 """`make test-mutants`: break the product on purpose, one place at a time, and see that the named tests object.
 
-`make test-mutants ARGS="lease boundary"` runs the mutants only whose names contain one of these words.
+`make test-mutants ARGS="lease boundary"` runs only mutants with one of these words in the name.
 """
 
 import argparse
@@ -15,16 +15,16 @@ from pathlib import Path
 
 from tests.mutants import HERE, PROJECT, Mutant, Result, copy_of, mutants, outcome
 
-# A machine with two cores is kept busy; more would make tests with deadlines fail for other reasons.
+# Two keep a machine with two cores busy. More would make tests with deadlines fail for other reasons.
 AT_ONCE = 2
 TIMEOUT_SECONDS = 400
-# All their tests together, where nothing is changed.
+# The limit for all their tests together, in a copy without a change.
 ALL_SECONDS = 1200
 _NOTHING = "nothing is changed"
 
 
 def run(tests: Iterable[str], project: Path, timeout_seconds: float = TIMEOUT_SECONDS) -> tuple[int | None, str]:
-    """Run tests in a copy of the project: the exit code, none if they did not end in time, and what they say."""
+    """Run tests in a copy of the project: the exit code (none if they did not end in time) and the output."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(project), str(project / "plugins")))}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
@@ -48,7 +48,7 @@ def judge(mutant: Mutant) -> Result:
 
 
 def sound(chosen: Iterable[Mutant]) -> bool:
-    """Whether all tests pass where nothing is changed: else their failures say nothing about mutants."""
+    """Whether all tests pass in a copy without a change: otherwise their failures show nothing about mutants."""
     tests = sorted({test for mutant in chosen for test in mutant.tests})
     with tempfile.TemporaryDirectory() as folder:
         code, words = run(tests, copy_of(PROJECT, Path(folder) / "project"), ALL_SECONDS)
@@ -59,7 +59,7 @@ def sound(chosen: Iterable[Mutant]) -> bool:
 
 
 def main() -> int:
-    """Run them; 1 if one survives that is not known to."""
+    """Run the mutants; 1 if a result differs from the list, or if tests fail without a change."""
     parser = argparse.ArgumentParser(prog="make test-mutants", description=__doc__)
     parser.add_argument("words", nargs="*", help="run only mutants whose names contain one of these")
     words = parser.parse_args().words

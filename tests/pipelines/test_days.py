@@ -1,4 +1,4 @@
-"""Which days are whole, and the tide line, against a naive reading of all names."""
+"""Complete days and the tide line, compared with a naive reading of all names."""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +16,7 @@ HOUR = 3_600_000
 
 
 def naive_line(slices: list[Slice], names: set[str]) -> int | None:
-    """The end of the slices that are final from the first on."""
+    """The end of the last slice up to which all slices are final."""
     line = None
     for slice_ in slices:
         if slice_.name not in names:

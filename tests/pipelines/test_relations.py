@@ -45,7 +45,7 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def in_order(names: list[str]) -> Iterator[str]:
-    """Relations after those that they read."""
+    """Relations, each after the relations that it reads."""
     for name in names:
         if name in RELATIONS:
             yield from in_order(list(RELATIONS[name].reads))

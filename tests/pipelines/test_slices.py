@@ -1,4 +1,4 @@
-"""Slices: their names, their grid, and which touch."""
+"""Slices: their names, their grid, and which of them touch."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A definition that cannot hold its promises is refused when it is written: what is wrong, and the way out."""
+"""A definition that cannot work is refused when it is written, with the error and a way to correct it."""
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace

@@ -1,4 +1,4 @@
-"""Airflow makes its home the moment it is imported: give it one that nobody else uses."""
+"""Airflow makes its home folder when it is imported, so the tests give it a folder of their own."""
 
 import os
 import tempfile

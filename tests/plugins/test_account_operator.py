@@ -1,4 +1,4 @@
-"""What the account's task submits."""
+"""The command that the account's task submits."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ def final(made: Made, day: int, events: int) -> None:
 def test_events_are_those_of_the_slices_that_the_job_will_account_for(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither those that have an account, nor those whose account was removed when it was older than is kept."""
+    """Not counted: slices that have an account, and slices with an account that was removed because of its age."""
     monkeypatch.setenv("DRIFT_KEPT_DAYS", "3")
     for day in range(6):
         final(made, day, 10**6)
@@ -84,7 +84,7 @@ def test_a_lake_without_accounts_has_all_events_to_account_for(made: Made) -> No
     assert operator._events() == 0
     final(made, 0, 3)
     assert operator._events() == 3
-    # Who only counts makes no table.
+    # To count only must not make a table.
     assert not (made.root / PIPELINE.balance_table).exists()
 
 

@@ -43,7 +43,7 @@ from tideline_airflow.notifiers.incident import Event, IncidentNotifier, _senten
 from tideline_airflow.triggers import streaming
 from tideline_airflow.triggers.streaming import StreamTrigger
 
-# Of the plugins of Apprise, all of which it imports.
+# This warning comes from the plugins of Apprise, since Apprise imports all of them.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 
 KEY = blocked("rolling_sum", "20260101T000000Z")
@@ -55,7 +55,7 @@ Run = Callable[..., str]
 
 
 class Mailbox:
-    """A mail server that takes every message of who knows the password."""
+    """A mail server that takes every message of a client with the right password."""
 
     def __init__(self, port: int = 0) -> None:
         self.messages: list[Message] = []
@@ -97,7 +97,7 @@ class Mailbox:
 
 
 class Hooks:
-    """A web server that takes what Apprise sends to `json://`, or answers with an error."""
+    """A web server that takes the messages of Apprise to `json://`, or answers with an error."""
 
     def __init__(self, port: int = 0) -> None:
         self.said: list[dict[str, Any]] = []
@@ -456,7 +456,7 @@ def test_an_error_is_a_sentence(error: Exception | None, words: str) -> None:
 
 
 def happens(lake: Path, event: Event, monkeypatch: pytest.MonkeyPatch, reason: str) -> dict[str, str]:
-    """The open incidents after a run of a DAG, told as Airflow tells of one that has no task to show."""
+    """The open incidents after a run of a DAG ended; the context has no task, as Airflow's has none in this case."""
     monkeypatch.setenv("LAKE_ROOT", str(lake))
     IncidentNotifier(event)({"dag": DAG("recompute_sums", schedule=None), "run_id": "run 1", "reason": reason})
     return {one.key: one.text for one in Incidents.of(lake).all() if not one.closed}

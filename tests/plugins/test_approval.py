@@ -1,4 +1,4 @@
-"""An approval is of the rows that somebody was shown, and of no others."""
+"""An approval holds only for the rows that were shown to the person."""
 
 import json
 from pathlib import Path

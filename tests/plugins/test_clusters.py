@@ -1,4 +1,4 @@
-"""The command lines of docs/clusters.md are what the operators build from the connections of the same page."""
+"""The operators build the command lines of docs/clusters.md from the connections of the same page."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def test_a_stream_is_submitted_as_the_page_says(monkeypatch, connection, shown):
 
 
 def without_our_conf(words: list[str]) -> list[str]:
-    """What a job sets for itself is the same on every cluster."""
+    """The words without the settings that a job makes itself, since those are the same on every cluster."""
     ours = spark_conf(Settings.from_env())
     found, rest = [], iter(words)
     for word in rest:

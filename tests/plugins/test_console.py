@@ -1,4 +1,4 @@
-"""The pages of a stream, asked for over HTTP. Whether a user may see them is for Airflow to say: here it has agreed."""
+"""The pages of a stream, requested over HTTP. Airflow decides whether a user may see them: in these tests it agrees."""
 
 import asyncio
 import re
@@ -57,7 +57,7 @@ def agreed() -> Iterator[None]:
 
 
 def agree(asked: Sequence[Depends]) -> None:
-    """Answer these questions; nothing stands between them and the answers."""
+    """Answer these questions of access with yes, without asking Airflow."""
     assert asked
     for question in asked:
         assert question.dependency
@@ -78,7 +78,7 @@ def get(lake: Path, agreed: None) -> Get:
 
 
 def run(control: Control, **known: Any) -> int:
-    """A driver on another machine that beat a moment ago."""
+    """A driver on another machine that wrote a heartbeat a moment ago."""
     epoch = control.reserve(ELSEWHERE)
     control.beat(epoch, Beat(**{"time": time.time(), "owner": ELSEWHERE, "phase": Phase.RUNNING, **known}))
     return epoch
@@ -234,7 +234,7 @@ def test_of_a_long_log_its_end_is_shown(
 
 @pytest.fixture
 def outside(logs: Path) -> Path:
-    """The log of another stream, whose folder's name begins as that of this one does."""
+    """The log of another stream. The name of its folder begins with the name of this stream's folder."""
     folder = logs.with_name(f"{JOB}_sliding")
     folder.mkdir()
     secret = folder / "driver.log"

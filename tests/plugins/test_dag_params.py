@@ -1,4 +1,4 @@
-"""What a person types into a form reaches the operator as it was typed: no text becomes a number, a list or nothing."""
+"""A text that a person types into a form reaches the operator unchanged: it becomes no number, no list and no null."""
 
 from copy import copy
 from functools import cache
@@ -19,7 +19,7 @@ SLICE = "20260131T120000Z"
 
 @cache
 def dag_of(dag_id: str) -> DAG:
-    """The DAG of a file that is called as it is."""
+    """The DAG of the file with its name."""
     bag = DagBag(dag_folder=str(PROJECT / "dags" / f"{dag_id}.py"))
     assert bag.import_errors == {}
     return bag.dags[dag_id]
@@ -28,7 +28,7 @@ def dag_of(dag_id: str) -> DAG:
 def rendered(dag_id: str, task_id: str, conf: dict[str, Any], *, by: str = "ada", **more: Any) -> Any:
     """A task as it is when it is executed."""
     dag = dag_of(dag_id)
-    # As Airflow does it: the next rendering begins anew.
+    # As in Airflow: the next rendering begins with the templates again.
     task, params = copy(dag.get_task(task_id)), {**dag.params.dump(), **conf}
     run = SimpleNamespace(conf=conf, triggering_user_name=by)
     task.render_template_fields({"params": params, "dag_run": run, "dag": dag, "task": task, **more})

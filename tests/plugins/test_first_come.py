@@ -1,4 +1,4 @@
-"""Who waits longest weighs most."""
+"""The task that waits longest has the highest weight."""
 
 import time
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ def test_the_earlier_weighs_more():
 
 
 def test_a_backfill_takes_what_the_others_leave():
-    """Its runs come into being at once: by their age alone they would all come before whatever comes later."""
+    """All its runs are created at once. By their age alone they would all come before every later run."""
     day = 86_400
     of_backfill = [weight_at(NOW + second, "backfill__2026-11-19T15:23:00+00:00") for second in range(2)]
     assert of_backfill == sorted(of_backfill, reverse=True)
@@ -29,7 +29,7 @@ def test_a_backfill_takes_what_the_others_leave():
 
 
 def test_what_was_planned_is_computed_before_anything_else_is_planned():
-    """Runs that begin in one second tie, and the database would choose."""
+    """Runs that begin in the same second have the same weight, and the database would choose."""
     for run in ("scheduled__x", "backfill__x"):
         assert weight_at(NOW, run, frozenset({"plan"})) > weight_at(NOW, run)
     assert weight_at(NOW, "backfill__x", frozenset({"plan"})) < weight_at(NOW + 3600)

@@ -1,4 +1,4 @@
-"""Tasks on a full disk: they wait without a worker, blame no slice, and add no incident to the one that tells of it."""
+"""Tasks on a full disk: they wait without a worker, blame no slice, and open no further incident."""
 
 import asyncio
 import importlib
@@ -43,7 +43,7 @@ OPERATORS = (PlanOperator, RecomputeOperator, AuditOperator, PublishOperator, Ac
 
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A lake whose reserve is more than any disk has."""
+    """A lake with a reserve that is larger than any disk."""
     monkeypatch.setenv("LAKE_ROOT", str(tmp_path))
     monkeypatch.setenv("LAKE_RESERVE_MB", str(10**12))
     return tmp_path
@@ -123,7 +123,7 @@ def with_large_files(path: Path, size: int) -> None:
 
 
 def test_a_stream_is_neither_judged_nor_started_on_a_full_disk(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its driver is gone. That counts as one failure, when there is room, and not as a failed try."""
+    """Its driver is gone. That counts as one failure when there is room again, and not as a failed try."""
     control = Control.of(lake, "rolling_sum")
     control.reserve(Owner(host="another-host", pid=1, started_seconds=0.0))
     task = StreamingJobOperator(task_id="run", job="rolling_sum")
@@ -168,7 +168,7 @@ def test_what_fails_or_is_late_on_a_full_disk_is_no_incident_of_its_own(
     happens(Event.DEADLINE_MISSED)
     assert open_incidents(lake) == [full_disk()]
     has_room(monkeypatch)
-    # The end of the same run is told later, when there is room.
+    # The end of the same run is reported later, when there is room.
     happens(Event.RUN_FAILED, reason="task_failure", ti=task)
     assert not Room.of(lake).is_short()
     assert open_incidents(lake) == []

@@ -1,4 +1,4 @@
-"""A connection of type `tideline_kafka` as settings, and what Airflow shows of it."""
+"""A connection of type `tideline_kafka` as settings, and the form that Airflow shows for it."""
 
 import gc
 import json
@@ -103,7 +103,7 @@ def test_no_secret_in_a_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PASSWORD not in f"{hook!r} {hook.settings()!r} {hook.settings()}"
 
 
-# kafka-python leaves a refused socket to the garbage collector, which may come in another test.
+# kafka-python leaves a refused socket to the garbage collector, which may run in another test.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 def test_the_test_button_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.broker.kafka.ADMIN_TIMEOUT_MS", 300)

@@ -1,4 +1,4 @@
-"""The task that computes a run's slices, with real Spark in this process: what fails alone keeps nothing else back."""
+"""The task that computes a run's slices, with real Spark in this process. A slice that fails alone stops no other."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ EMPTY = "20260131T160000Z"
 
 
 class Run:
-    """A planned run on four slices with one event each, and one without any; its task's tries."""
+    """A planned run on four slices with one event each and one empty slice, and the tries of its task."""
 
     def __init__(self, lake: Path, spark: SparkSession) -> None:
         files = []
@@ -50,12 +50,12 @@ class Run:
         self.submitted: list[int] = []
 
     def damage(self, hour: int) -> None:
-        """The events of a slice can be read no more."""
+        """Make the events of a slice unreadable."""
         (file,) = (self.lake / "events" / "numbers" / f"hour=2026-01-31T{hour}").glob("*.parquet")
         file.write_bytes(file.read_bytes()[:-100])
 
     def try_(self, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One try of three. The job runs here; as by `spark-submit`, what Spark fails of is no refusal."""
+        """One try of three. The job runs in this process; as with `spark-submit`, a failure in Spark is no refusal."""
         operator = RecomputeOperator(task_id="recompute", pipeline=SUM.name)
         settings = replace(Settings.from_env({}), lake_root=self.lake)
 
@@ -74,7 +74,7 @@ class Run:
         operator.execute(context)
 
     def staged(self) -> dict[str, int]:
-        """The rows of each slice that was taken, as its files hold them."""
+        """The number of rows of each slice that was taken into the run."""
         return {name: slice_.rows for name, slice_ in (self.folder.staged() or {}).items()}
 
 

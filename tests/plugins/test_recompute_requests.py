@@ -1,4 +1,4 @@
-"""What a run is asked to do, and how slices are partitions: tables of decisions."""
+"""How the request of a run is read, and how slices become partitions: as tables of cases."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""The pages about slices and audits, asked for over HTTP. Whether a user may see them is for Airflow to say."""
+"""The pages about slices and audits, requested over HTTP. Airflow decides whether a user may see them."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The trigger of a stream looks at a real control folder, and fires when there is something to do; not before."""
+"""The trigger of a stream reads a real control folder. It fires when there is something to do, and not before."""
 
 import asyncio
 import importlib
@@ -46,7 +46,7 @@ Act = Callable[[], object]
 
 
 class Watched(StreamTrigger):
-    """The trigger as it is; its looks are counted, and there is none while `at_rest` is held."""
+    """The real trigger. Its looks at the folder are counted, and it does not look while `at_rest` is held."""
 
     looks = 0
     at_rest = threading.Lock()
@@ -106,7 +106,7 @@ def write_beat(control: Control, epoch: int = 1, *, age: float = 0.0, **known: A
 
 
 def fired(watched: Watched, *acts: Act) -> dict[str, Any]:
-    """What it fires with after these acts. Before each it looks a few times, and must not fire."""
+    """The payload that it fires with after these acts. Before each act it looks a few times, and must not fire."""
 
     async def follow() -> dict[str, Any]:
         firing = asyncio.ensure_future(anext(watched.run()))
@@ -116,7 +116,7 @@ def fired(watched: Watched, *acts: Act) -> dict[str, Any]:
                 await asyncio.sleep(0.01)
             if firing.done():
                 raise AssertionError("it was over before the act") from firing.exception()
-            # A look or a delivery makes the folders that an act takes away.
+            # A look or a delivery would make the folders again that an act removes.
             with watched.at_rest:
                 act()
         return dict((await asyncio.wait_for(firing, DEADLINE_SECONDS)).payload)
@@ -157,7 +157,7 @@ def test_it_fires_when_the_heartbeat_is_stale(control: Control, tmp_path: Path) 
     write_lease(control, 1, age=1000)
     write_beat(control)
     fired(trigger(tmp_path), lambda: write_beat(control, age=STALE_SECONDS + 1))
-    assert control.epoch(1).receipt is None  # To book the death is left to the task.
+    assert control.epoch(1).receipt is None  # The task writes the receipt.
 
 
 def test_it_fires_when_the_process_is_gone_though_its_beat_is_fresh(control: Control, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_it_waits_for_a_launched_driver_to_speak(control: Control, tmp_path: Pat
 
 
 def fail(control: Control) -> float:
-    """An epoch that failed just now; when the next may begin."""
+    """Make an epoch fail now; the time when the next may begin."""
     number = control.reserve(ELSEWHERE)
     control.end(number, ended("no memory", clean=False))
     waiting = control.next_step()
@@ -251,7 +251,7 @@ MORE_THAN_ANY_DISK = 10**18
 
 
 def test_nothing_is_started_on_a_full_disk(control: Control, tmp_path: Path) -> None:
-    """Its first start may begin at once, but for that."""
+    """Without the full disk, its first start could begin at once."""
     watched = trigger(tmp_path, None)
     watched._room = room = Room(tmp_path, MORE_THAN_ANY_DISK)
     tmp_path.joinpath("control").mkdir()
@@ -306,7 +306,7 @@ def test_a_kill_while_it_waits_asks_nobody(control: Control, tmp_path: Path) -> 
     assert control.documents.names() == before
 
 
-# -- What an operator must know --
+# -- Incidents for operators --
 
 
 def open_incidents(lake: Path) -> dict[str, str]:
@@ -384,7 +384,7 @@ def test_one_that_lives_long_but_is_stalled_is_not_well(control: Control, tmp_pa
     assert set(open_incidents(tmp_path)) == {crash_loop(JOB), stalled(JOB)}
 
 
-# -- What it cannot read --
+# -- Documents that it cannot read --
 
 
 def _a_file_in_its_place(folder: Path) -> Act:
@@ -440,7 +440,7 @@ def test_a_control_folder_that_cannot_be_read_is_a_warning_and_not_its_end(
     assert capsys.readouterr().out.count("the control folder of rolling_sum cannot be read, trying again") == 1
 
 
-# -- What it says --
+# -- Its log --
 
 
 def test_it_tells_each_change_of_state_once(

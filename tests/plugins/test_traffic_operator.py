@@ -1,4 +1,4 @@
-"""What the traffic task starts."""
+"""The process that the traffic task starts."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ def test_a_command_is_a_list_of_words() -> None:
     assert " ".join(command[5:]) == "--rate 100 --count 300 --seed 7 --late 0.5 --duplicate 0.25 --corrupt 0"
 
 
-# What Airflow's own processes are told, and what a child of theirs may need.
+# SECRETS are settings of Airflow's own processes; NEEDED are those that a child process may need.
 SECRETS = (
     "AIRFLOW__CORE__FERNET_KEY",
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN",

@@ -1,4 +1,4 @@
-"""The upkeep as a task: it says what it has removed, and leaves logs alone that may be of others."""
+"""The upkeep as a task: it reports the removed files, and leaves logs alone that may belong to others."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def note() -> str:
-    """What a run of the task says on its run."""
+    """The note that the task puts on its run."""
     said: dict[str, Any] = {}
     context: Any = {"ti": SimpleNamespace(xcom_push=said.__setitem__)}
     UpkeepOperator(task_id="remove").execute(context)
@@ -63,7 +63,7 @@ print("after", flush=True)
 
 
 def test_a_drivers_log_that_is_begun_anew_has_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver lives for months, and its log is one file."""
+    """A driver runs for months, and its log is one file."""
     begun, log = tmp_path / "begun", tmp_path / "epoch-1.log"
     command = [sys.executable, "-c", _DRIVER, str(begun)]
     monkeypatch.setattr(streaming, "submission", lambda *_, **__: (command, dict(os.environ)))

@@ -1,4 +1,4 @@
-"""Rows of windows and numbers of slices as a good run would stage them; each test breaks what it is about."""
+"""Rows of windows and numbers of slices as a good run would stage them. Each test breaks one part of them."""
 
 from collections import Counter
 from dataclasses import replace
@@ -32,7 +32,7 @@ SPARK_TYPES = (
 
 
 def row(slice_: int = 0, second: int = 0, **changes: Any) -> dict[str, Any]:
-    """The row of a series' window that begins so many seconds into a slice."""
+    """The row of a series' window that begins ``second`` seconds after the begin of a slice."""
     start = FIRST + timedelta(minutes=slice_, seconds=second)
     made = {
         "window_start": start,
@@ -52,7 +52,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def frame(of: list[dict[str, Any]]) -> pd.DataFrame:
-    """The rows as they come from Arrow: a DECIMAL is an object, and so is a BIGINT among nulls."""
+    """The rows as they come from Arrow: a DECIMAL is an object, and so is a BIGINT in a column with nulls."""
     made = pd.DataFrame(of, columns=list(COLUMNS), dtype=object)
     for column in ("window_start", "window_end"):
         made[column] = pd.to_datetime(made[column], utc=True)

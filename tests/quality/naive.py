@@ -1,4 +1,4 @@
-"""What an audit should find in rows of windows, in plain Python and row by row."""
+"""The expected findings of an audit in rows of windows, in plain Python and row by row."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ _SOFT = re.compile(r"(total|mean|events) is .*")
 
 
 def broken(rows: list[Row], checks: Iterable[Check]) -> dict[str, dict[str, int]]:
-    """For each slice the sentences that do not hold, and how many rows break each."""
+    """For each slice the broken rules as sentences, and the number of rows that break each."""
     identities = Counter(_identity(row) for row in rows)
     found: dict[str, Counter[str]] = {name: Counter() for name in SLICES}
     for row in rows:
@@ -29,7 +29,7 @@ def broken(rows: list[Row], checks: Iterable[Check]) -> dict[str, dict[str, int]
 
 
 def severity(sentence: str, checks: Iterable[Check]) -> Severity:
-    """Critical, unless all checks that ask for it only warn."""
+    """Critical, unless all checks with this rule only warn."""
     asked = [check.severity for check in checks if sentence in _asked(check)]
     return Severity.WARNING if _SOFT.fullmatch(sentence) and Severity.CRITICAL not in asked else Severity.CRITICAL
 

@@ -195,7 +195,7 @@ def test_numbers_that_nobody_knows_are_not_compared(judge: Judge) -> None:
     unknown = [None] * 3
     assert judge(made.rows(), window_events=unknown, counted=unknown) == {}
     assert judge(made.rows(), window_events=unknown) == {}
-    # A sum over no rows is null, and right where nothing was to be counted.
+    # A sum over no rows is null, which is right if the slice has no events to count.
     assert judge([row(1)], counted=[None, 2, None], window_events=[0, 2, 0]) == {}
 
 
@@ -240,7 +240,7 @@ def test_what_great_expectations_cannot_evaluate_is_no_verdict(tmp_path: Path) -
     with pytest.raises(CouldNotCheckError, match=r"'mean is between .*' could not be checked: "):
         audit(PIPELINE, made.frame(rows), made.slices(rows), run="run", docs=docs)
     assert not docs.exists()
-    # And the next one in the same process is not in its way.
+    # The next audit in the same process does not disturb it.
     assert audit(PIPELINE, made.frame(made.rows()), made.slices(made.rows()), run="run", docs=docs)[FIRST].passed
 
 

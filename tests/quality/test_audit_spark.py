@@ -1,4 +1,4 @@
-"""Spark finds what is found in memory, word for word."""
+"""Spark finds the same as the audit in memory, word for word."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -24,7 +24,7 @@ def in_spark(spark: SparkSession, rows: list[dict[str, Any]], types: str = made.
 
 
 def held(spark: SparkSession) -> int:
-    """How many frames are kept in memory or on disk."""
+    """The number of frames that Spark keeps in memory or on disk."""
     return spark.sparkContext._jsc.getPersistentRDDs().size()  # type: ignore[union-attr]
 
 

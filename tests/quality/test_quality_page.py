@@ -1,4 +1,4 @@
-"""The page of an audit: whole or not there, readable without the internet, and nothing else is left behind."""
+"""The page of an audit: complete or not there, readable without the internet, and no other file is left behind."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def test_it_says_what_is_blocked_and_what_was_observed(tmp_path: Path) -> None:
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", text)
     assert cells[:4] == [SLICES[1], "events is at least 1", "critical", "1 of 5 values, from -5 to -5"]
     assert cells[4:8] == [SLICES[2], "events is at most 100", "warning", "1 of 5 values, from 101 to 101"]
-    # Great Expectations' own part: also what holds, and the values that do not.
+    # Great Expectations' own part: also the rules that hold, and the values that break a rule.
     assert "mean is between -1000000000 and 1000000000" in text
     assert "Evaluated Expectations" in text
     assert "1 unexpected values found" in text

@@ -74,7 +74,7 @@ class Table:
             row = dict(row)
             file = folder / f"{self.partition}={row.pop(self.partition)}" / f"{number}.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
-            # As Spark writes it: only the columns that the row has.
+            # As Spark writes it: with only the columns of the row.
             pq.write_table(pa.Table.from_pylist([row], pa.schema([self.schema.field(name) for name in row])), file)
         topics = {"lines": Ranges(topic_id="t1", offsets={})}
         note = Note(job="j", write_id="w1", batch=self.batch, epoch=1, cluster_id="c1", topics=topics)
@@ -112,7 +112,7 @@ def words(tmp_path: Path) -> Table:
     table = Table(tmp_path / "live" / "word_count", LIVE, "slice")
     table.append(window(0, "tide", 1, batch=0), window(0, "sea", 5, batch=0), batch_row(0))
     table.append(window(0, "tide", 3, batch=1), window(1, "tide", 10, batch=1), batch_row(1))
-    # A successor: its epoch counts more than a batch's number.
+    # A successor: a higher epoch wins over a higher number of a batch.
     table.append(window(0, "sea", 7, epoch=2, batch=2), batch_row(2, epoch=2))
     table.append(window(0, "sea", 6, epoch=1, batch=9))
     return table
@@ -213,7 +213,7 @@ def test_accepted_and_rejected_are_two_halves(numbers: Table, lake: Lake) -> Non
     ],
 )
 def test_a_condition_loses_no_row(numbers: Table, lake: Lake, condition: str, offsets: list[int]) -> None:
-    """Also on columns of which a file's statistics say nothing, and which a file does not have."""
+    """Also on columns without statistics in a file, and on columns that a file does not have."""
     found = rows(lake, f'SELECT "offset" FROM lake_events_numbers WHERE {condition} ORDER BY 1')
     assert found == [(offset,) for offset in offsets]
     assert rows(lake, f"SELECT count(*) FROM lake_events_numbers WHERE {condition}") == [(len(offsets),)]
@@ -231,7 +231,7 @@ def test_a_table_that_is_not_there_yet_is_explained(lake: Lake) -> None:
 
 
 def test_a_stream_that_was_reset_before_its_first_row_has_none(lake: Lake, tmp_path: Path) -> None:
-    """A reset makes the table, which learns its columns from the first micro-batch."""
+    """A reset makes the table; the first micro-batch adds its columns."""
     TableWriter.open(tmp_path / "live" / "word_count", None, "slice", epoch=1)
     assert rows(lake, "SELECT word, finality FROM word_count WHERE window_start > now()") == []
 
@@ -304,7 +304,7 @@ def test_a_python_variable_is_no_table(lake: Lake) -> None:
     assert frame.num_rows == 1
 
 
-# -- What a query may take --
+# -- Limits of a query --
 
 
 @pytest.mark.parametrize(
@@ -332,12 +332,12 @@ def test_a_query_that_never_returns_is_stopped(tmp_path: Path, sql: str) -> None
 
 
 def test_our_own_queries_may_take_longer_than_a_persons(tmp_path: Path) -> None:
-    """A check reads more from month to month, and must not fail for that."""
+    """A check reads more rows every month, and must not fail because of that."""
     assert Lake(tmp_path, QueryLimits(seconds=1)).query("SELECT sleep_ms(1500)").num_rows == 1
 
 
 def test_time_between_two_batches_is_not_the_querys(tmp_path: Path) -> None:
-    """A pager waits for its reader."""
+    """A pager waits for its reader, and that time must not count."""
     with Lake(tmp_path, QueryLimits(seconds=1)).ask("SELECT * FROM range(50000)") as answer:
         rows, began = next(answer.batches).num_rows, time.monotonic()
         while time.monotonic() < began + 1.2:
@@ -466,5 +466,5 @@ def test_columns_of_one_name_are_told_apart(lake: Lake) -> None:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file of the project lies about under a name that a query could mean."""
+    """Run in an empty folder, so that no file of the project has a name that a query could mean."""
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`tideline query` as a process: what it prints, where it stops, and what it leaves behind."""
+"""`tideline query` as a process: its output, its limits, and that it leaves no file behind."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ import pytest
 
 from jobs.settings import PROJECT
 
-# Longer than any of these takes on a busy machine, and than any limit that they set.
+# Longer than any of these queries takes on a busy machine, and longer than any limit that they set.
 PATIENCE_SECONDS = 90
 ENDLESS = "SELECT * FROM range(100000000000)"
 HOSTILE = "'a' || chr(27) || '[31m' || chr(7) || chr(13) || chr(10) || chr(155) || chr(8238) || 'z'"
@@ -49,7 +49,7 @@ def ask(place: Path, *words: str, **settings: str) -> "subprocess.CompletedProce
 
 @contextmanager
 def on_a_terminal(place: Path, *words: str) -> Iterator[list[str]]:
-    """What a terminal is sent by a query that ends by itself."""
+    """The output of a query on a terminal, after the query has ended by itself."""
     ours, its = pty.openpty()
     process = subprocess.Popen(command(*words), cwd=place, env=environment(place), stdout=its, stderr=its, stdin=its)
     os.close(its)
@@ -104,7 +104,7 @@ def test_a_table_ends_at_the_limit_of_rows(tmp_path: Path) -> None:
     "sql",
     [
         "SELECT count(*) FROM range(1000000000000)",
-        # One call of a function, which hears no interrupt.
+        # One call of a function, which cannot be interrupted.
         "SELECT levenshtein(repeat('a', 3000000), repeat('b', 3000000))",
     ],
 )
@@ -128,7 +128,7 @@ def test_rows_that_came_before_the_time_was_over_are_printed(tmp_path: Path) -> 
     "sql",
     [
         "SELECT random() AS r FROM range(1000000000) ORDER BY r",
-        # Beside what the database itself counts.
+        # This memory is not in the count of the database.
         "SELECT length(repeat('x', 2000000000) || repeat('y', 2000000000))",
     ],
 )

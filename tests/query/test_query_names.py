@@ -1,4 +1,4 @@
-"""What a query may name, held against everything that this DuckDB has: what it adds must be decided on."""
+"""The names that a query may use, compared with all of this DuckDB: a new name needs a decision."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def is_refused(database: duckdb.DuckDBPyConnection, sql: str) -> bool:
 
 
 def test_every_function_of_values_was_looked_at(database: duckdb.DuckDBPyConnection) -> None:
-    """After an upgrade: if a new one reads the machine or runs SQL, add it to TELLING; add all of them to the list."""
+    """After an upgrade add all new functions to the list, and to TELLING those that read the machine or run SQL."""
     found = functions(database, "scalar", "aggregate", "window", "macro")
     found = {name for name in found if not name.startswith(("collate_", "icu_collate_"))}
     listed = set(LISTED.read_text().splitlines())

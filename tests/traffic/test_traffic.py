@@ -1,4 +1,4 @@
-"""What made-up traffic promises: the same again, the asked shares, the shape of the real one."""
+"""The promises of made-up traffic: it is repeatable, has the requested shares, and the shape of real traffic."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ def drawn(source: str, count: int, **changes) -> list[Record]:
 
 
 def fields_of(source: Source, record: Record) -> dict[str, object]:
-    """A strict reading of a record, by the letter of its definition; `ValueError` or a cousin if there is none."""
+    """The fields of a record, read strictly by its definition; raises `ValueError` or a similar error if that fails."""
     text = (record.value or b"").decode()
     if record.value is None:
         raise ValueError("null")
@@ -140,7 +140,7 @@ def test_the_shares_are_kept(source, seed, late, duplicate, corrupt, step_ms):
 
 
 def repeats(clean: list[Record], stream: list[Record]) -> int:
-    """How many records are repeats of one of the last 64; all others are the clean ones, in order."""
+    """The number of records that repeat one of the last 64. All others are the clean ones, in order."""
     fresh = 0
     for record in stream:
         if record == clean[fresh]:

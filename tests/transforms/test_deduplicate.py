@@ -1,4 +1,4 @@
-"""Of records that are the same the first to arrive counts."""
+"""Of several equal records, the first that arrived counts."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def test_without_an_identity_nothing_is_the_same(spark: SparkSession) -> None:
 @settings(max_examples=5, deadline=None, database=None)
 @given(st.lists(st.tuples(small, small, small, st.integers(0, 1)), max_size=60))
 def test_the_first_arrival_stays(spark: SparkSession, rows: list[tuple[int, int, int, int]]) -> None:
-    """Naively: sort, and keep the first of each identity and event time."""
+    """Compare with a naive reading: sort, and keep the first of each identity and event time."""
     records = [(*row, offset) for offset, row in enumerate(rows)]
     kept: dict[tuple[int, int], tuple[int, ...]] = {}
     for record in sorted(records, key=lambda record: (record[2], record[3], record[4])):

@@ -1,4 +1,4 @@
-"""The drift balance against a naive simulation of the stream: whatever it counts or leaves out has a cause."""
+"""The drift balance against a naive simulation of the stream: each counted or omitted event has a cause."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -252,7 +252,7 @@ def scenes(draw: Any, pipeline: Pipeline) -> Scene:
 
 @pytest.mark.parametrize("pipeline", [TUMBLING, SLIDING, WORDS, BY_CUSTOMER], ids=lambda pipeline: pipeline.name)
 def test_any_difference_has_its_causes_and_a_planted_error_is_found(spark: SparkSession, pipeline: Pipeline) -> None:
-    # The oracle names the measures of the rolling sum and of the word count.
+    # The oracle uses the names of measures of the rolling sum and of the word count.
     @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
     @given(scenes(pipeline), st.randoms(use_true_random=False))
     def judge(made: Scene, chance: Any) -> None:

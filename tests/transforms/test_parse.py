@@ -1,4 +1,4 @@
-"""What is accepted, what is rejected and why: by hand for each kind, and against a naive parser."""
+"""Which records are accepted or rejected, and why: by hand for each kind, and against a naive parser."""
 
 import json
 import time
@@ -221,7 +221,7 @@ _ODD_NAMES = ('"\\u0076alue"', '"x\\"value"', '"value\\""', '"\\"value"', '"Valu
 
 @st.composite
 def _texts(draw: st.DrawFn, right: dict[str, str]) -> bytes:
-    """An object as somebody might write it by hand: mostly right, with a name repeated, escaped or missing."""
+    """An object as a person may write it by hand: mostly right, with a name repeated, escaped or missing."""
     members = [(f'"{name}"', value) for name, value in right.items() if draw(st.integers(0, 19))]
     names = st.sampled_from([f'"{name}"' for name in right] + list(_ODD_NAMES))
     extra = st.tuples(names, st.sampled_from((*_MEMBER_VALUES, *right.values())))

@@ -25,7 +25,7 @@ SCHEMA = (
     "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
     "headers array<struct<key:string,value:binary>>"
 )
-# Within the watermark's delay: a stream counts what the oracle counts.
+# Within the watermark's delay, so a stream counts the same events as the oracle.
 _ages = st.integers(0, 4000)
 _values = st.decimals(-(10**6), 10**6, places=3).map(float)
 

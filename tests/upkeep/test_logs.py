@@ -1,4 +1,4 @@
-"""Old logs go, those of what runs stay, and a log that is begun anew takes every word that comes after."""
+"""Old logs are removed, logs of running processes stay, and no line is lost after a log was cut."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ DAYS = 24 * 3600.0
 
 
 def plant(file: Path, days: float) -> Path:
-    """A log that was written so long ago, in folders as old."""
+    """A log that was written this number of days ago."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("ten bytes.")
     moment = time.time() - days * DAYS

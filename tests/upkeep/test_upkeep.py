@@ -1,4 +1,4 @@
-"""What is over and grows beside the tables goes after its time, and nothing else does."""
+"""Old files beside the tables are removed after their time, and no other files."""
 
 import os
 import time
@@ -27,7 +27,7 @@ KEPT = KeptDays(incidents=90, logs=7)
 
 
 def removed(lake: Path) -> dict[str, tuple[int, int]]:
-    """Files and bytes, of each kind of which something was removed."""
+    """The number of removed files and bytes, for each kind with removed files."""
     return {each.what: (each.files, each.bytes) for each in look_after(lake, KEPT) if each.files}
 
 
@@ -38,7 +38,7 @@ def plant(*files: Path) -> None:
 
 
 def after(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    """As if so many days had passed: when a file was moved cannot be set back."""
+    """Set the clock so many days ahead, since the time of a file's move cannot be set back."""
     moment = time.time() + days * DAYS
     for module in (upkeep, incidents_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: moment))
@@ -119,7 +119,7 @@ def test_run_folders_go_when_nobody_plans(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_run_that_died_stays_until_a_plan_has_seen_it(tmp_path: Path) -> None:
-    """While no plan runs, it alone tells of an old slice that was to be published again."""
+    """While no plan runs, only this folder shows that an old slice was to be published again."""
     folder = RunFolder.of(tmp_path, SUM, "died")
     folder.begin(plan_of("died", work_of("20200101T000000Z")))
     os.utime(folder.path / "plan.json", (1, 1))

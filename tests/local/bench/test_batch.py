@@ -1,4 +1,4 @@
-"""The batch half of the benchmark, each measurement very small on real parts; and what the report makes of it."""
+"""The batch half of the benchmark: each measurement very small, on real parts; and the report of it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the benchmark reports; the measuring itself is `make bench`."""
+"""The report of the benchmark; `make bench` measures."""
 
 import re
 from dataclasses import replace

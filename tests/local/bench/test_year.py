@@ -1,4 +1,4 @@
-"""A tiny simulated year, by the product's real writers and a real broker; its clock; what the report makes of it."""
+"""A tiny simulated year, by the product's real writers and a real broker; its clock; the report of it."""
 
 import os
 import time
@@ -50,7 +50,7 @@ def test_two_short_days_are_simulated_and_judged(spark, settings, monkeypatch):
         assert all(point.usage[name].files > 0 for name in rows)
     final = FinalTable.read(settings.lake_root, PIPELINE)
     headers, ledger = final.headers(), Ledger.read(settings.lake_root, PIPELINE).newest()
-    # The newest one is landed, and due.
+    # The newest slice is landed and due, but not yet final.
     assert len(headers) == 2 * 90 - 1
     assert {ledger[name].state for name in headers} == {State.FINAL}
     assert max(header.as_of_ms for header in headers.values()) <= time.time() * 1000
@@ -111,7 +111,7 @@ def test_the_library_keeps_what_was_replaced_as_long_as_the_product_says(tmp_pat
     clock.now += 400_000
     clock.keep_as_long(tmp_path)
     kept = seconds_of(DeltaTable(str(tmp_path)).metadata().configuration["delta.logRetentionDuration"])
-    # Not added to what was set before.
+    # It replaces the earlier setting, and is not added to it.
     assert kept == pytest.approx(6 * 3600 + 600_000, abs=5)
     assert (tmp_path / "_delta_log" / f"{2:020}.json").stat().st_mtime == pytest.approx(clock.now)
 
@@ -180,7 +180,7 @@ def year(*points: Point) -> Year:
     ],
 )
 def test_a_year_is_judged_by_its_thirtieth_day(end, says):
-    # How long the first day took is of no interest: it is shown.
+    # The time of the first day is only shown; it does not change the verdict.
     assert bench_year_report.verdict(year(point(1, seconds=0.01), point(30), end)) == says
 
 

@@ -37,7 +37,7 @@ def start(jars: Path, *java_options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_start_reads_it() -> None:
-    """The one of this machine's jars: to make it takes as long as some starts."""
+    """This test uses the file of this machine's jars, since making one takes as long as several starts."""
     jars = Settings.from_env({}).jars
     assert classes.prepare(jars)
     made = class_archive(jars).stat()

@@ -1,4 +1,4 @@
-"""Airflow's database loses the rows of runs that are over, and keeps a stream that has run for months."""
+"""Rows of old runs are removed from Airflow's database, but not those of a stream that has run for months."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ Base.metadata.create_all(settings.engine)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An Airflow's home with its tables, and nothing in them."""
+    """The home of an Airflow with empty tables."""
     home = tmp_path_factory.mktemp("airflow")
     subprocess.run([sys.executable, "-c", _MAKE], env=of(home), check=True, timeout=120)
     return home
@@ -45,7 +45,7 @@ def of(home: Path) -> dict[str, str]:
 
 
 def insert(connection: sqlite3.Connection, table: str, **values: Any) -> None:
-    """A row; what else must have a value gets one that says nothing."""
+    """Insert a row; other columns that need a value get a meaningless one."""
     for _, name, type_, must, default, key in connection.execute(f"PRAGMA table_info({table})").fetchall():
         is_number = type_.startswith(("INTEGER", "BIGINT", "BOOLEAN", "FLOAT", "SMALLINT"))
         if must and default is None and name not in values and not (key and is_number):

@@ -87,7 +87,7 @@ def _write_record(home: Path, record: object) -> None:
 
 
 def test_a_recycled_pid_is_not_ours_and_not_touched(home):
-    """The pid lives, but it began at another time and does not bear the mark."""
+    """A process with this pid runs, but it began at another time and has no mark."""
     with subprocess.Popen([sys.executable, "-c", _SLEEPER], stdout=subprocess.DEVNULL) as stranger:
         _write_record(home, {"pid": stranger.pid, "started": psutil.Process(stranger.pid).create_time() - 60})
         service = _service(home)
@@ -116,7 +116,7 @@ def test_another_stack_is_left_alone(home, tmp_path_factory):
 
 
 def test_the_mark_is_handed_on_to_what_detaches(home):
-    """What moves into a session of its own, as Spark drivers may, still bears the mark."""
+    """A process that moves into its own session, as Spark drivers may, still has the mark."""
     detach = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {_SLEEPER!r}], start_new_session=True)"
     service = _service(home, detach)
     service.start()

@@ -56,9 +56,9 @@ def test_every_setting_is_explained():
     kafka = {f"KAFKA_{name}" for name in _kafka_fields()}
     compose = (PROJECT / "docker-compose.yml").read_text()
     containers = set(re.findall(r"\$\{([A-Z0-9_]+):-|\{ environment: ([A-Z_]+) \}", compose))
-    # What only the libraries look for by which object stores are reached.
+    # Settings that only the libraries of object stores read.
     clients = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ALLOW_HTTP"}
-    # It is read to be refused.
+    # Our code reads it only to refuse it.
     read -= {"AWS_CONDITIONAL_PUT"}
     assert explained == read | kafka | clients | {name for found in containers for name in found if name}
 

@@ -1,4 +1,4 @@
-"""What a soak makes of what it sees; the soak itself is `make soak`."""
+"""The results that a soak computes from its samples; `make soak` runs the soak itself."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from local.soak.disk import Disk
 from local.soak.run import CpuMeter, _settings
 from local.soak.samples import Faults, Sample, Soaked, conflicts
 
-# A process knows its time to the nanosecond, the system to a hundredth of a second: it is busy for a little longer.
+# A process measures its time in nanoseconds, the system in hundredths of a second: it is busy for a little longer.
 _BUSY = "import time; end = time.process_time() + 0.55\nwhile time.process_time() < end: pass"
 _PARENT = f"""
 import subprocess, sys

@@ -1,4 +1,4 @@
-"""What a soak makes of its disk: what lies there, what was freed, whether it is flat, whether that shows anything."""
+"""What a soak reports about its disk: files, freed space, whether it stays flat, and whether that proves anything."""
 
 import os
 import shutil
