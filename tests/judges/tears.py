@@ -50,7 +50,7 @@ class Tears:
             raise self.die()
 
     def wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a method of `Path` so that the process may be killed at it. A killed write leaves half of the content."""
+        """Wrap a method of `Path` so that the process may be killed at it. A killed write leaves half the content."""
 
         def method(path: Path, *arguments: Any, **more: Any) -> Any:
             if self.operate(name, path):

@@ -110,7 +110,7 @@ def judge_stream(lake: Path, control: Control, reported: list[str]) -> None:
     control.history()
     control.forgive("an operator")
     path = lake / SUM.live_table
-    # The order in which a driver starts.
+    # This is the order of a driver's start.
     note = last_note(path, mends=True)
     writer = TableWriter.open(path, SCHEMA, "slice", epoch=control.newest())
     batch = note.batch if note and note.batch is not None else -1

@@ -60,7 +60,7 @@ def land(lake: Path, *files: list[dict[str, Any]], batch: int = 0) -> Landed:
 
 
 def test_an_older_version_says_what_was_landed_then(tmp_path: Path) -> None:
-    """With the newest version's offsets, final rows would claim records that landed after those they were computed from."""
+    """With the newest version's offsets, final rows would claim records that landed after their own."""
     for batch, offset in enumerate((4, 9)):
         land(tmp_path, [event(0, offset)], batch=batch)
     then, now = (Landed.at(tmp_path, NUMBERS, version) for version in (1, 2))

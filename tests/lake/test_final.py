@@ -180,7 +180,7 @@ Operation = Callable[..., Any]
 
 @contextmanager
 def dying(at: int, moment: str) -> Iterator[list[str]]:
-    """The process ends before, inside or after the file operation of this number."""
+    """End the process before, inside or after the file operation with this number."""
     done: list[str] = []
 
     def wrapped(name: str, real: Operation, torn: Operation | None) -> Operation:

@@ -311,7 +311,7 @@ def test_folded_files_with_other_columns_are_not_written_again_and_again() -> No
     alike = [Stored(f"slice=rows-20261110-a/{number}", 10, 1, start + number, start + number) for number in range(2)]
     assert [each.files for each in due(alike, SUM, DAYS_LATER)] == [tuple(alike)]
     assert list(due([alike[0], alike[1]._replace(path="slice=rows-20261110-b/1")], SUM, DAYS_LATER)) == []
-    # A large one takes in a small one only when there are more of them.
+    # A large file takes in small ones only when there are more of them.
     assert list(due([alike[0], alike[1]._replace(size=20)], SUM, DAYS_LATER)) == []
     large = [
         file._replace(path=f"slice=rows-20261110-a/{number}", size=50_000_000)
@@ -429,7 +429,7 @@ def test_one_who_folds_while_another_publishes_changes_nothing(tmp_path: Path) -
 
 
 def folding_and_publishing(lake: Path) -> None:
-    """A fold, then two slices of it again."""
+    """Fold slices, then publish two of them again."""
     table = FinalTable.open(lake, SUM)
     table.tend(never, HOURS_LATER)
     with table.staged() as stage:

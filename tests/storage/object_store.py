@@ -45,7 +45,7 @@ def serving(log: Path, *, careless: bool = False) -> Iterator[dict[str, str]]:
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
         try:
             url = f"http://127.0.0.1:{port}"
-            # Clients remember a bucket by its name.
+            # Clients cache a bucket by its name, so each server needs another name.
             bucket = f"lakes-{port}"
             _make_bucket(server, f"{url}/{bucket}", log)
             yield {

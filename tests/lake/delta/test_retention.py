@@ -59,7 +59,7 @@ def work(writer: TableWriter, batches: range) -> None:
 
 
 def test_a_table_does_not_grow_beyond_what_its_versions_need(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This goes past several checkpoints of the log, which drop removed files before these are deleted from the disk."""
+    """This goes past several checkpoints of the log, which drop removed files before their deletion from the disk."""
     writer = kept_for(path, "interval 6 hours")
     eight_hours_ago = SimpleNamespace(time=lambda: time.time() - 8 * HOURS, monotonic=time.monotonic)
     with monkeypatch.context() as then:
@@ -113,7 +113,7 @@ def test_folders_of_partitions_that_are_empty_are_removed(path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_file_that_was_staged_long_ago_is_not_deleted_before_its_commit(path: Path, keep: bool) -> None:
-    """A writer that lost its lease deletes files while its successor, which has not committed yet, places such a file."""
+    """A writer that lost its lease deletes, while its successor, which has not committed yet, places such a file."""
     commit(kept_for(path, "interval 0 seconds"), 0)
     suspended, successor = (TableWriter.open(path, SCHEMA, "slice", epoch=1) for _ in range(2))
     (file,) = stage(successor, 7).rglob("*.parquet")
