@@ -27,7 +27,7 @@ def plan(
     later_seconds: float = LATER_SECONDS,
     at: float | None = None,
 ) -> Planned:
-    """Plan as if the broker's clock were later than now, or than ``at``, so that no test waits for a slice to end."""
+    """Plan as if the broker's time were later than now, or than ``at``: no test waits for a slice to be over."""
     request = Request(slices=tuple(slices), reason=reason) if slices else None
     with kafka.admin(settings.kafka) as client:
         clock = lambda: round(((time.time() if at is None else at) + later_seconds) * 1000)  # noqa: E731

@@ -29,7 +29,7 @@ def environment(settings: Settings, **extra: str) -> dict[str, str]:
         "TIDELINE_JARS": str(settings.jars),
         "SPARK_MASTER": settings.spark_master,
         "SPARK_SHUFFLE_PARTITIONS": str(settings.shuffle_partitions or ""),
-        # The Python for executors: on a cluster they may have none.
+        # The Python that executors would run: on a cluster they may have none.
         "PYSPARK_PYTHON": "/executors/have/no/python",
         **extra,
     }

@@ -146,7 +146,7 @@ def test_a_flipped_bit_is_refused_by_its_checksum(path: Path, name: str) -> None
 
 @pytest.mark.parametrize("name", FILES)
 def test_without_its_checksum_a_flipped_byte_is_refused_or_another_value(path: Path, name: str) -> None:
-    """It never ends in a trace. A digit that became another one is for the table to judge (see test_start)."""
+    """There is never a traceback. If a digit became another digit, only the table can show it (see test_start)."""
     file = path / name
     whole = file.read_bytes()
     forget_checksum(file)
@@ -256,7 +256,7 @@ def test_what_the_disk_does_not_give_is_no_damage(path: Path, name: str) -> None
 
 
 def test_what_spark_purged_is_not_missed(path: Path) -> None:
-    """Spark keeps the newest hundred. Of two remaining batches, the older one only says where the newer one begins."""
+    """Spark keeps the newest hundred batches. Of two that remain, the older only says where the newer one begins."""
     delete("offsets/0", "commits/0")(path)
     Checkpoint(path).check()
     assert Checkpoint(path).starts(2) == {"numbers": {0: 5300, 1: 6600, 2: 7}}

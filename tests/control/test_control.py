@@ -1,4 +1,4 @@
-"""The right to write: one driver per epoch, even if others start, end or are suspended; its requests and receipts."""
+"""The right to write: one driver per epoch, even if others start, end or are suspended. Stop requests and receipts."""
 
 import logging
 import os
@@ -379,7 +379,7 @@ def test_a_heartbeat_that_a_power_cut_emptied_tells_nothing(shared: Control, tmp
 
 @pytest.mark.parametrize("kind", ["lease", "receipt", "stop"])
 def test_what_a_power_cut_emptied_stops_no_start(kind: str, shared: Control, tmp_path: Path) -> None:
-    """No process has survived a power cut."""
+    """No process survives a power cut."""
     write_lease(shared, 1, elsewhere(), age=1000)
     (tmp_path / "control" / JOB / f"{kind}-0000000001").write_text("")
     assert newest_health(shared) is Health.DEAD

@@ -182,7 +182,7 @@ def test_all_that_was_written_is_read_by_another_reader(tmp_path: Path) -> None:
 
 
 class Beaten(Documents):
-    """Documents that another process writes between a listing of the names and the next write."""
+    """A store in which another process writes between a listing of the names and the next write."""
 
     def __init__(self, documents: Documents) -> None:
         super().__init__(documents._place)
@@ -480,7 +480,7 @@ def test_of_one_key_the_old_incidents_go_and_numbers_go_on(
 
 
 class CutShort(Documents):
-    """Documents of a process that is killed after some deletions."""
+    """A store that kills its process after some deletions."""
 
     def __init__(self, documents: Documents, deletions: int) -> None:
         super().__init__(documents._place)

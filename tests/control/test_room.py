@@ -53,7 +53,7 @@ def test_the_next_shortage_is_an_incident_of_its_own(tmp_path: Path) -> None:
 
 
 def test_work_goes_on_only_when_there_is_more_than_the_reserve(tmp_path: Path) -> None:
-    """Between the two limits, every process takes over the state from before."""
+    """Between the two limits the earlier state stays, for every process."""
     reserve = round(shutil.disk_usage(tmp_path).free / 1.1)
     assert not Room(tmp_path, 1).is_short()
     assert not Room(tmp_path, reserve).is_short()
@@ -107,7 +107,7 @@ def test_without_a_free_byte_the_incident_is_opened_and_drivers_can_beat_and_end
 
 @needs_a_small_disk
 def test_what_could_not_be_told_is_told_with_the_next_look(tmp_path: Path) -> None:
-    """No look happened while the disk had room, so no space was kept for this moment."""
+    """The disk was never checked while it had room, so there is no spare for this moment."""
     with small_disk(tmp_path / "lake", 4) as lake:
         room, ballast = Room(lake, 500_000), fill(lake)
         assert room.is_short()

@@ -1,6 +1,6 @@
 """The story of a lake, chapter by chapter: if a process is killed in a chapter, the next process repeats it.
 
-`python -m tests.faults.bucket_story PROGRESS`, with the environment of a lake in a bucket.
+Run `python -m tests.faults.bucket_story PROGRESS` with the environment of a lake in a bucket.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""kill -9 at F4 to F8 while streams append: a reader sees either the old or the new version of a slice, no third."""
+"""kill -9 at F4 to F8 while streams append: a reader sees the old or the new version of a slice, and nothing else."""
 
 import signal
 import subprocess

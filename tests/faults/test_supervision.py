@@ -323,7 +323,7 @@ def test_a_full_disk_is_one_incident_and_the_stream_goes_on_when_there_is_room(
 
 
 def test_nothing_was_lost_or_double(stack: Stack, api: AirflowApi, control: Control) -> None:
-    """The stream is drained and stopped for good: of all records sent, the lake holds the oracle's result."""
+    """The stream is drained and stopped for good: for all records up to there, its rows must match the oracle."""
     fleet(stack, api).stop([JOB], by="a test", drain=True)
     # The receipt is written by a process that has yet to end.
     until(lambda: drivers(stack) == [], 60, "the driver is gone")

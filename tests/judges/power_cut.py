@@ -1,8 +1,9 @@
 """The state of a folder after a power cut: durable content is kept, and the rest is in the worst possible state.
 
-This module watches every fsync of this process. The power may fail at each of them, in three ways. Only durable content
-is left; or all files have their names, but only half of their content; or the same, but files that replaced others are
-whole.
+This module watches every fsync of this process. The power may fail at each of them, in three ways:
+- Only durable content is left.
+- All files are there by name, but only half of any content that was not durable.
+- The same, but files that replaced others are whole.
 """
 
 import os
@@ -33,7 +34,7 @@ class Cut:
         self._leave(self.root, target)
 
     def leave_half_of_the_rest(self, target: Path) -> None:
-        """Leave the names of all files but only half of their content, as if the names reached the disk first."""
+        """Leave all files by name, but half of any content that was not durable: names may reach the disk first."""
         for name, content in self.written.items():
             file = target / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +117,7 @@ class Disk:
 
 @contextmanager
 def watched(root: Path) -> Iterator[Disk]:
-    """Watch a folder, whose disk may lose power at any moment."""
+    """Watch a folder on a disk that may lose power at any moment."""
     root.mkdir(parents=True)
     disk, real = Disk(root), os.fsync
 

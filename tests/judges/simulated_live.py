@@ -245,7 +245,7 @@ def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[
 
 @contextmanager
 def live_of(world: World) -> Iterator[Stream]:
-    """The product's account and reset on a stream of the world, within `model_of`."""
+    """Run the product's account and reset on a stream of the world, within `model_of`."""
     stream = Stream(world)
 
     def live_at(*_: object) -> LiveView:

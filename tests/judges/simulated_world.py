@@ -98,7 +98,7 @@ def in_slice(records: list[Record], name: str) -> list[Record]:
 
 
 def came_in_time(record: Record, name: str) -> bool:
-    """Whether a record arrived before a slice was over, by the stamp of its broker."""
+    """Whether a record arrived within the allowed lateness of a slice, by the stamp of its broker."""
     return record.arrival < slice_named(SUM, name).end_ms + SUM.allowed_lateness_seconds * 1000
 
 

@@ -171,7 +171,7 @@ def _step(world: World, actor: greenlet) -> None:
 
 
 def begin(works: Sequence[Callable[[], object]], told: list[str]) -> greenlet:
-    """Start an actor that does its works in order, even if an earlier work failed."""
+    """An actor that does its works in order. A refused work does not stop the next one; a kill ends the actor."""
 
     def main() -> None:
         with suppress(Killed):
@@ -198,7 +198,7 @@ def _kill(world: World, actor: greenlet) -> None:
 def happen(world: World) -> None:
     """Let time pass and events come, some of them late; ingest lands some of them."""
     chance = world.chance
-    # Often stop when a slice is over: a broker with a slow clock then stamps new arrivals as earlier.
+    # Sometimes stop when a slice is over: brokers with clocks that are behind then stamp new arrivals too early.
     over_ms = closes_at(SUM, slice_of(0)) % MINUTE_MS - world.clock_ms % MINUTE_MS
     over_ms -= chance.choice((0, 10_000))
     world.clock_ms += chance.choice((0, 1_000, over_ms % MINUTE_MS, 30_000, MINUTE_MS))

@@ -42,7 +42,7 @@ Way = Callable[[Cut, Path], None]
 
 
 def work(lake: Path, disk: Disk) -> list[str]:
-    """Run a stream's batches, then plan, stage, judge, publish and announce a run. Return the reported steps."""
+    """Commit a stream's batches; plan, stage, judge, publish and announce a run. Return the reported steps."""
     reported: list[str] = []
 
     def done(what: str) -> None:

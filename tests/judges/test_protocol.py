@@ -1,4 +1,4 @@
-"""Plan and publish are killed and overtaken at every operation: published slices are whole, the next run finishes."""
+"""Plan and publish are killed and overtaken anywhere: published slices are whole, and the next run does the rest."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""`events/<source>` as recompute reads it: the records behind the offsets that were counted."""
+"""`events/<source>` as recompute reads it: the records after the offsets that were counted."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -351,7 +351,7 @@ class Scene:
     blocked: list[str]
 
     def needed_from_ms(self) -> int:
-        """The plain rule: the first event that a slice needs that is not done, or that an event can still reopen."""
+        """The plain rule: the first event that is needed by a slice that is not done, or that can be reopened."""
         window, first_ms = self.pipeline.window, self.known.first_ms
         assert first_ms is not None
         slices = slices_between(self.pipeline, first_ms, NOON_MS + DAY_MS)

@@ -442,8 +442,8 @@ def test_who_dies_anywhere_leaves_what_was_there_before_or_the_new(tmp_path: Pat
         return tmp_path / name
 
     operations = finals.count_operations(folding_and_publishing, ready("reference"))
-    # The fold stages windows, places one file and commits.
-    # The publish places the headers, two slices of rows and the remaining rows of the folded file, and commits.
+    # The fold places one file and commits. The publish stages windows, and places the headers, two slices of rows and
+    # the remaining rows of the folded file; then it commits.
     assert operations.count("commit") == 2
     assert operations.count("place") == 1 + 1 + 2 + 1
     published = len(operations) - 1

@@ -214,7 +214,7 @@ def test_small_files_are_merged_and_old_ones_deleted(folder: Folder) -> None:
 
 
 def test_nothing_is_written_above_a_table(folder: Folder) -> None:
-    """Some users may write only below a path, but Arrow would mark every folder of a bucket down to the file."""
+    """Some users may write only below a path, but Arrow would create a marker for every folder above the file."""
     table = _table(folder)
     for a in range(2):
         _commit(table, a)

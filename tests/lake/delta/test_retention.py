@@ -211,7 +211,7 @@ def test_a_table_of_many_commits_is_rewritten_a_few_times_only(path: Path) -> No
 
 
 def test_what_a_writer_that_died_has_staged_goes_a_day_later(tmp_path: Path) -> None:
-    """This is for batch tables. Stages of streams bear their epoch, and the next epoch removes them."""
+    """This is for batch tables. Stages of streams bear their epoch, and the driver of the next epoch removes them."""
     ledger = Ledger.open(tmp_path, SUM)
     old, new, run = (ledger.staging / name for name in ("a" * 32, "b" * 32, f"scheduled-{'c' * 32}"))
     for folder in (old, new, run):
