@@ -1,4 +1,4 @@
-"""A recompute run as Airflow does it, step after step, in this process."""
+"""Runs a recompute as Airflow does, step after step, in this process."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice
 from jobs.settings import Settings
 
-# By then every slice of events that happen now is over, for tumbling windows of a minute at most.
+# After this time every slice of events that happen now is over, for tumbling windows of at most a minute.
 LATER_SECONDS = 240.0
 
 
@@ -27,7 +27,7 @@ def plan(
     later_seconds: float = LATER_SECONDS,
     at: float | None = None,
 ) -> Planned:
-    """Plan as if it were later by the broker than now, or than ``at``: nobody waits for a slice to be over."""
+    """Plan as if the broker's time were later than now, or than ``at``: no test waits for a slice to be over."""
     request = Request(slices=tuple(slices), reason=reason) if slices else None
     with kafka.admin(settings.kafka) as client:
         clock = lambda: round(((time.time() if at is None else at) + later_seconds) * 1000)  # noqa: E731
@@ -35,27 +35,27 @@ def plan(
 
 
 def stage(settings: Settings, pipeline: Pipeline, run: str) -> None:
-    """The one task that needs Spark."""
+    """Stage the rows: the only task that needs Spark."""
     recompute.run(settings, pipeline, run)
 
 
 def audit(settings: Settings, pipeline: Pipeline, run: str) -> None:
-    """Great Expectations, in memory."""
+    """Judge the rows with Great Expectations, in memory."""
     auditing.examine(settings.lake_root, pipeline, run)
 
 
 def publish(settings: Settings, pipeline: Pipeline, run: str) -> Published:
-    """Commit, topic, ledger, at the moment of the plan."""
+    """Publish as of the plan's moment: commit, send to the topic, add to the ledger."""
     return publishing.publish(settings, pipeline, run, now_ms=planned_ms(settings, pipeline, run))
 
 
 def planned_ms(settings: Settings, pipeline: Pipeline, run: str) -> int:
-    """The moment of a run's plan: a run without a request makes all slices final that are over by then."""
+    """The moment of a run's plan: a run without a request makes all slices final that were over by then."""
     return RunFolder.of(settings.lake_root, pipeline, run).plan().as_of_ms
 
 
 def whole(settings: Settings, pipeline: Pipeline, run: str, **request: object) -> Published:
-    """All four."""
+    """Run all four steps."""
     plan(settings, pipeline, run, **request)  # type: ignore[arg-type]
     stage(settings, pipeline, run)
     audit(settings, pipeline, run)

@@ -1,4 +1,4 @@
-"""Real parts for all tests: a broker of one's own, a Spark session that is shared, a lake in a temporary folder."""
+"""Real parts for all tests: a broker per test file, a shared Spark session, a lake in a temporary folder."""
 
 import logging
 import os
@@ -17,19 +17,19 @@ from tests import processes
 from tests.judges.oracle import Record
 
 os.environ["SPARK_DRIVER_MEMORY"] = "1g"
-# It says so when a connection is closed, also after the run has ended and its log with it.
+# It logs each connection that is closed, even after the run has ended and its log is closed.
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs one Spark session runs together, the quick tests first."""
+    """Run the tests that need the one Spark session together, and the quick tests first."""
     last = ("compose", "faults", "integration", "spark")
     items.sort(key=lambda item: [name in item.keywords for name in last])
 
 
 @pytest.fixture(scope="session")
 def spark():
-    """One session for every test that kills nothing."""
+    """One session for every test that kills no process."""
     from jobs import session
 
     settings = replace(Settings.from_env({}), spark_master="local[2]", shuffle_partitions=2)
@@ -47,7 +47,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def settings(broker: Broker, tmp_path: Path) -> Settings:
-    """A lake of one's own on that broker, its topics new and empty."""
+    """A new lake on that broker; its topics are new and empty."""
     kafka_settings = KafkaSettings(bootstrap=broker.bootstrap)
     renew_topics(kafka_settings)
     return replace(
@@ -65,14 +65,14 @@ def renew_topics(kafka_settings: KafkaSettings) -> None:
         there = [name for name in client.list_topics() if not name.startswith("__")]
         if there:
             client.delete_topics(there)
-            # The broker answers before it has forgotten them.
+            # The broker answers before the deleted topics are gone from its list.
             processes.wait_until(lambda: not set(there) & set(client.list_topics()), "topics deleted")
         topics.apply(client, topics.survey(client, pipelines.topics()))
 
 
 @pytest.fixture
 def produce(broker: Broker) -> Callable[[str, list[Record]], None]:
-    """Send records as they are given."""
+    """A function that sends records exactly as given."""
 
     def send(topic: str, records: list[Record]) -> None:
         producer = KafkaProducer(bootstrap_servers=broker.bootstrap, max_request_size=2 * 1024 * 1024)

@@ -1,4 +1,4 @@
-"""A dozen kinds of dirt, and clean records among them: what a topic of `numbers` can throw at us."""
+"""A dozen kinds of dirt, mixed with clean records, as they may come in the topic `numbers`."""
 
 import json
 import random
@@ -54,18 +54,18 @@ KINDS: dict[str, Make] = {
 
 
 def records(now_ms: int, *, each: int, seed: int, kinds: dict[str, Make] = KINDS) -> list[Record]:
-    """So many of each kind, shuffled; every tenth is sent twice, some have no key or a broken one."""
+    """``each`` records of every kind, shuffled. Every tenth is sent twice; some have no key or a broken one."""
     return list(_records(now_ms, each=each, seed=seed, kinds=kinds))
 
 
 def _records(now_ms: int, *, each: int, seed: int, kinds: dict[str, Make]) -> Iterator[Record]:
     chance = random.Random(seed)
-    # The 1 MiB ones are few, or they would be all the traffic there is.
+    # Records of 1 MiB are few, or they would make up nearly all the traffic.
     names = [name for name in kinds for _ in range(each if name != "one MiB" else max(1, each // 20))]
     chance.shuffle(names)
     for n, name in enumerate(names):
         value = kinds[name](n, now_ms, chance)
-        # The client sends no record without key and value.
+        # The client refuses to send a record that has neither key nor value.
         keyless = n % 97 == 0 and value is not None
         key = None if keyless else b"\xff" if n % 89 == 0 else f"series-{chance.randrange(7)}".encode()
         record = Record(partition=-1, arrival_ms=now_ms, key=key, value=value)

@@ -1,7 +1,7 @@
-"""The product's own lease and control folder among the actors of one process.
+"""The product's own lease and control folder, used by several actors in one process.
 
-Each actor counts as a process of another machine, so others judge it by its heartbeats alone. The world stands in for
-the machine only: it is the clock, and it lets the heartbeats of those beat that are awake.
+Each actor counts as a process on another machine, so others judge it by its heartbeats alone. The world stands in for
+the machines only: it is their clock, and it sends the heartbeats of all actors that are not suspended.
 """
 
 import os
@@ -24,7 +24,7 @@ _ELSEWHERE = Owner(host="elsewhere", pid=1, started_seconds=0.0)
 
 
 class Pulse:
-    """What the heartbeat waits for: as many turns as the world gives it, then its end."""
+    """A stand-in for the event that the heartbeat waits on: it allows the turns that the world gives, then it ends."""
 
     def __init__(self) -> None:
         self.turns = 0
@@ -40,18 +40,18 @@ class Pulse:
 
 @dataclass
 class Leases:
-    """Who holds a lease, whether it sleeps, and what time it is on all machines."""
+    """Which actor holds which lease, which leases are suspended, and the time on all machines."""
 
     operate: Callable[[str], None]
     seconds: float = 1_800_000_000.0
     held: dict[Lease, greenlet] = field(default_factory=dict)
     asleep: set[Lease] = field(default_factory=set)
     kind: type[Lease] = Lease
-    # While an actor is killed: it writes nothing on its way out.
+    # Set while an actor is killed: it must write nothing on its way out.
     killing: bool = False
 
     def go_on(self, seconds: float) -> None:
-        """Time passes; whoever is awake shows it."""
+        """Let time pass: each lease that is not suspended sends a heartbeat."""
         self.seconds += seconds
         for lease in self.held:
             if lease not in self.asleep:
@@ -59,17 +59,17 @@ class Leases:
                 lease._beat_until_ended()
 
     def wait(self, seconds: float) -> None:
-        """What `time.sleep` is to an actor."""
+        """The actors' `time.sleep`."""
         self.go_on(seconds)
         self.operate("lease: waiting")
 
     @property
     def newest(self) -> Lease | None:
-        """That of the newest epoch among actors that live."""
+        """The lease of the newest epoch among living actors."""
         return max(self.held, key=lambda lease: lease.epoch, default=None)
 
     def fall_asleep(self) -> greenlet | None:
-        """Suspend the holder for so long that it counts as dead; which actor that is, none if nobody holds one."""
+        """Suspend the holder for so long that it counts as dead. Return that actor, or None if no lease is held."""
         if (lease := self.newest) is None or lease in self.asleep:
             return None
         self.asleep.add(lease)
@@ -77,25 +77,25 @@ class Leases:
         return self.held[lease]
 
     def wake(self, actor: greenlet) -> None:
-        """Let its heartbeats beat again."""
+        """Let the actor's heartbeats go on."""
         self.asleep -= {lease for lease, holder in self.held.items() if holder is actor}
 
     def bury(self, actor: greenlet) -> None:
-        """It is killed: it shows no more, and others find that out by themselves."""
+        """Forget a killed actor: its heartbeats stop, and other actors must notice this themselves."""
         self.held = {lease: holder for lease, holder in self.held.items() if holder is not actor}
 
     def overtake(self, root: Any, job: str) -> None:
-        """The holder sleeps, and somebody else holds the lease for a moment."""
+        """Suspend the holder; another actor then takes the lease and releases it at once."""
         self.fall_asleep()
         planning.Lease.acquire(Control.of(root, job), env={}).release(Receipt(time=self.seconds, clean=True, cause=""))
 
     @property
     def clock(self) -> Any:
-        """What `time` is on all machines."""
+        """The module `time` on all machines."""
         return SimpleNamespace(time=lambda: self.seconds, monotonic=lambda: self.seconds, sleep=self.wait)
 
     def install_in(self, patch: pytest.MonkeyPatch, module: Any) -> None:
-        """Have a module of the product take such leases, after `install`."""
+        """Make a module of the product take these leases, after `install`."""
         patch.setattr(module, "Lease", self.kind)
         patch.setattr(module, "time", self.clock)
 
@@ -104,7 +104,7 @@ class Leases:
         leases = self
 
         class Held(Lease):
-            """The product's, known to the world for as long as it is held."""
+            """The product's lease, which the world lists for as long as it is held."""
 
             @classmethod
             def acquire(cls, *arguments: Any, **more: Any) -> Lease:
@@ -128,8 +128,8 @@ class Leases:
         patch.setattr(lease_module, "threading", SimpleNamespace(Event=Pulse, Thread=lambda **_: thread))
         patch.setattr(lease_module, "end_this_process", lambda: None)
         patch.setattr(Owner, "this_process", classmethod(lambda _: _ELSEWHERE))
-        # Each look is an operation: a few are enough.
+        # Each look at the folder is an operation, and a few are enough.
         patch.setattr(planning, "_POLL_SECONDS", 4.0)
         patch.setattr(control, "_LOOK_SECONDS", 1.3)
-        # Another test judges power cuts.
+        # Power cuts are tested elsewhere.
         patch.setattr(os, "fsync", lambda _: None)

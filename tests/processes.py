@@ -1,4 +1,4 @@
-"""Drivers as real processes, to be killed."""
+"""Drivers that are real processes, so that tests can kill them."""
 
 import contextlib
 import multiprocessing
@@ -21,7 +21,7 @@ DEADLINE_SECONDS = 120.0
 
 
 def environment(settings: Settings, **extra: str) -> dict[str, str]:
-    """The environment in which a job run by hand has these settings."""
+    """The environment that gives these settings to a job started by hand."""
     return {
         **os.environ,
         **settings.kafka.as_env(),
@@ -29,7 +29,7 @@ def environment(settings: Settings, **extra: str) -> dict[str, str]:
         "TIDELINE_JARS": str(settings.jars),
         "SPARK_MASTER": settings.spark_master,
         "SPARK_SHUFFLE_PARTITIONS": str(settings.shuffle_partitions or ""),
-        # What executors would run Python with: on a cluster they may have none.
+        # The Python that executors would run: on a cluster they may have none.
         "PYSPARK_PYTHON": "/executors/have/no/python",
         **extra,
     }
@@ -48,13 +48,13 @@ def start(settings: Settings, *arguments: str, log: Path, **extra: str) -> subpr
 
 
 def finish(driver: subprocess.Popen[bytes], log: Path, seconds: float = DEADLINE_SECONDS) -> int:
-    """Its exit code; the log says what happened if there is none in time."""
+    """Return the exit code. If there is none in time, fail and show the log."""
     try:
         return driver.wait(seconds)
     except subprocess.TimeoutExpired:
         raise AssertionError(f"still running after {seconds} s:\n{log.read_text()[-4000:]}") from None
     finally:
-        # A JVM takes its time to see that its Python is gone.
+        # A JVM needs some time to notice that its Python process has ended.
         end(driver)
 
 
@@ -65,24 +65,27 @@ def signal_group(driver: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 
 def end(driver: subprocess.Popen[bytes]) -> None:
-    """Whatever it does, it is gone."""
+    """Kill the driver, whatever it is doing."""
     signal_group(driver, signal.SIGKILL)
     driver.wait()
 
 
 def lease_is_stale(settings: Settings, job: str) -> bool:
-    """Whether a successor may take over from a driver that has stopped beating."""
+    """Whether a successor may take over from a driver whose heartbeats have stopped."""
     return not newest_health(settings, job).alive
 
 
 def newest_health(settings: Settings, job: str) -> Health:
-    """How the newest epoch of a job does."""
+    """The health of a job's newest epoch."""
     control = Control.of(settings.lake_root, job)
     return control.health(control.epoch(control.newest()))
 
 
 def race(racer: Callable[..., None], folder: Path, *, racers: int, answers: int) -> list[Any]:
-    """What processes answer that do the same at the same moments: each is given a folder, a barrier and a queue."""
+    """Run the same function in several processes at once and return their answers.
+
+    Each process is given a folder, a barrier and a queue.
+    """
     context = multiprocessing.get_context("spawn")
     start, results = context.Barrier(racers), context.Queue()
     running = [context.Process(target=racer, args=(str(folder), start, results)) for _ in range(racers)]
@@ -99,7 +102,7 @@ def race(racer: Callable[..., None], folder: Path, *, racers: int, answers: int)
 
 @contextmanager
 def repeated(action: Callable[[], object], every_seconds: float = 0.01) -> Iterator[None]:
-    """The same over and over, beside what the block does."""
+    """Repeat an action in a thread while the block runs."""
     done = threading.Event()
 
     def repeat() -> None:

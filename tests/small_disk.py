@@ -1,4 +1,4 @@
-"""A disk that can be filled: a small file system in memory. Only root can mount one."""
+"""A disk that can be filled: a small file system in memory. Only root can mount it."""
 
 import os
 import shutil
@@ -17,18 +17,18 @@ def can_mount() -> bool:
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A folder that is a disk of its own."""
+    """Mount a folder as a separate disk."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True)
     try:
         yield folder
     finally:
-        # Lazily: a process that is about to end may still hold a file.
+        # Unmount lazily: a process that is about to end may still hold a file open.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(disk: Path, leave: int = 0) -> Path:
-    """Take every byte but a few; the file that holds them."""
+    """Fill the disk except for ``leave`` bytes, and return the file that takes the space."""
     ballast = disk / f"ballast-{len(list(disk.glob('ballast-*'))) + 1}"
     with ballast.open("wb", buffering=0) as stream:
         try:

@@ -27,7 +27,7 @@ from tests import processes
 COMPOSE: dict[str, Any] = yaml.safe_load((PROJECT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 LONG_RUNNING = sorted(SERVICES.keys() - {"init", "demo"})
-# One instruction a line, without comments.
+# One instruction per line, without comments.
 DOCKERFILE = [
     line.strip()
     for line in re.sub(r"\\\n\s*", " ", re.sub(r"(?m)^\s*#.*\n", "", (PROJECT / "Dockerfile").read_text())).splitlines()
@@ -93,7 +93,7 @@ def test_no_secret_has_a_default_and_none_is_in_an_environment():
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A project of nothing but the script, and a command `docker` that tells what it was asked, and its environment."""
+    """A project with only the script, and a command `docker` that prints its arguments and its environment."""
     script = tmp_path / "local" / "containers" / "compose.sh"
     script.parent.mkdir(parents=True)
     shutil.copy(PROJECT / "local" / "containers" / "compose.sh", script)
@@ -180,7 +180,7 @@ def test_airflow_is_set_as_the_embedded_one_is(tmp_path):
 
 
 def test_the_dockerfile_follows_the_rules():
-    """Those of hadolint that can be told from the text."""
+    """The rules of hadolint that can be checked from the text alone."""
     bases = [line.split()[1] for line in DOCKERFILE if line.startswith("FROM ")]
     assert set(bases) - stages().keys() == {"debian:bookworm-slim"}
     assert not [line for line in DOCKERFILE if line.startswith(("ADD ", "MAINTAINER ", "RUN cd ", "RUN sudo "))]
@@ -294,7 +294,7 @@ def test_a_dead_scheduler_is_started_again_without_its_workers_and_beside_the_dr
 
 
 def test_the_example_is_read_as_settings(tmp_path):
-    """Whoever takes the comment signs away gets the defaults, not an error."""
+    """A user who removes the comment signs gets the defaults and no error."""
     example = tmp_path / ".env"
     lines = (PROJECT / ".env.example").read_text().splitlines()
     example.write_text("\n".join(line.removeprefix("#") for line in lines if re.match(r"#[A-Z0-9_]+=", line)))

@@ -1,4 +1,4 @@
-"""What the pages tell a user to type works: commands are understood, queries are answered."""
+"""Everything that the pages ask a user to type works: commands are understood, queries are answered."""
 
 import re
 import shlex
@@ -37,7 +37,7 @@ _MADE_UP = {
 
 
 def commands() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every command line of the pages: where it is, and its words."""
+    """Every command line of the pages: its page and its words."""
     for page in PAGES:
         for found in _TYPED.finditer(page.read_text()):
             yield page.name, tuple(shlex.split(found["block"] or found["inline"], comments=True))
@@ -92,7 +92,7 @@ def test_queries_are_answered(spark, tmp_path: Path):
 
 
 def _make_empty_lake(spark, root: Path) -> None:
-    """Every table as its job makes it, without rows."""
+    """Create every table as its job does, without rows."""
     from jobs.broker.streams import arrow_schema
     from jobs.streaming.ingest import landed
     from jobs.streaming.live import _table_schema, counted

@@ -1,4 +1,4 @@
-"""A fail point ends the process where it is asked to, once, and is nothing when it is off."""
+"""A fail point kills the process at the given place, once. It does nothing when it is off."""
 
 import os
 import signal

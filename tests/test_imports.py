@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml hold something: one planted import breaks each of them."""
+"""Each import contract of pyproject.toml works: one planted import breaks it."""
 
 import os
 import shutil

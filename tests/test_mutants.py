@@ -1,4 +1,4 @@
-"""The list of mutants fits the code: each place is there once, and all invariants are broken somewhere."""
+"""The list of mutants fits the code: each place occurs once, and every invariant is broken by some mutant."""
 
 import re
 from pathlib import Path

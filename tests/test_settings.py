@@ -1,4 +1,4 @@
-"""Where things are: the environment, then `.env`, then the default; what cannot be is refused by name."""
+"""Settings come from the environment, then from `.env`, then from the default. A bad value is refused by name."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from jobs.settings import KafkaSettings, QueryLimits, Settings, binding_conf, re
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project's folder of one's own: the developer's `.env` is not read."""
+    """A temporary project folder, so that the developer's `.env` is not read."""
     monkeypatch.setattr(module, "PROJECT", tmp_path)
     return tmp_path
 
@@ -43,7 +43,7 @@ def test_sized_for_the_machine(
     settings = Settings.from_env({"TIDELINE_JARS": str(settings.jars)})
     assert settings.spark_master == master
     assert spark_conf(settings)["spark.sql.shuffle.partitions"] == str(partitions)
-    # A lake that moves to a machine with other cores goes on with the partitions that its checkpoints have.
+    # A lake that moves to a machine with another number of cores keeps the partitions of its checkpoints.
     assert "spark.sql.shuffle.partitions" not in binding_conf(settings)
     assert binding_conf(replace(settings, shuffle_partitions=5))["spark.sql.shuffle.partitions"] == "5"
 
@@ -137,7 +137,7 @@ def test_the_lake_s_folder(root: str, folder: str) -> None:
 
 
 def test_a_lake_in_a_bucket(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark is told where it is; all other clients ask the environment."""
+    """Spark gets the bucket's address in its settings; all other clients read it from the environment."""
     for name in ("AWS_ENDPOINT_URL", "AWS_REGION"):
         monkeypatch.setenv(name, "")
     for jar in ("spark/delta.jar", "s3/hadoop-aws.jar"):
@@ -201,7 +201,7 @@ def test_every_setting_is_in_the_example(monkeypatch: pytest.MonkeyPatch) -> Non
     assert read | set(SECURE.as_env()) <= example
 
 
-# -- What Spark is told --
+# -- The settings for Spark --
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_what_spark_is_told(settings: Settings) -> None:
 def test_a_local_driver_makes_files_without_starting_processes(settings: Settings) -> None:
     (settings.jars / "spark" / "hadoop-bare-naked-local-fs-1.jar").touch()
     conf = spark_conf(settings)
-    # Spark looks for its jars through the file system: that one must be there before.
+    # Spark looks for its jars through the file system, so this jar must be there before.
     assert Path(conf["spark.driver.extraClassPath"]).name == "hadoop-bare-naked-local-fs-1.jar"
     assert conf["spark.hadoop.fs.file.impl"].endswith(".BareLocalFileSystem")
     assert "spark.hadoop.fs.file.impl" not in spark_conf(replace(settings, spark_master="spark://master:7077"))
@@ -246,7 +246,7 @@ def test_only_a_local_driver_keeps_to_this_machine(settings: Settings) -> None:
 
 
 def test_no_secret_is_handed_to_spark_s_settings(settings: Settings) -> None:
-    """They are in argv and in Spark's UI."""
+    """Those settings appear in argv and in Spark's UI."""
     told = " ".join(spark_conf(replace(settings, kafka=SECURE)).values())
     assert "hush" not in told
     assert "whisper" not in told

@@ -20,7 +20,7 @@ CONF = {
 
 
 def write(file: Path, content: str) -> None:
-    """A file and its checksums, as Hadoop's local file system writes both."""
+    """Write a file and its checksums, as Hadoop's local file system writes both."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(content)
     data = content.encode()
@@ -40,7 +40,7 @@ def commit(path: Path, batch: int) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Two batches committed, a third one planned; a partition was added before the second."""
+    """Two batches are committed, a third one is planned; a partition was added before the second."""
     write(tmp_path / "metadata", f'{{"id":"{QUERY_ID}"}}')
     write(tmp_path / "sources" / "0" / "0", '\0v1\n{"numbers":{"0":10,"1":0}}')
     plan(tmp_path, 0, {"0": 5212, "1": 6529})
@@ -84,7 +84,7 @@ def test_what_is_not_there_does_not_exist(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sources", "state"])
 def test_what_is_left_of_one_is_damaged(tmp_path: Path, name: str) -> None:
-    """As a folder of a bucket is left by one who dies while it is removed."""
+    """A bucket's folder looks like this when a process was killed while it removed the folder."""
     (tmp_path / name / "0").mkdir(parents=True)
     assert Checkpoint(tmp_path).exists()
     with pytest.raises(Refusal, match="is damaged"):
@@ -146,7 +146,7 @@ def test_a_flipped_bit_is_refused_by_its_checksum(path: Path, name: str) -> None
 
 @pytest.mark.parametrize("name", FILES)
 def test_without_its_checksum_a_flipped_byte_is_refused_or_another_value(path: Path, name: str) -> None:
-    """Never a trace. A digit that became another one is for the table to judge (see test_start)."""
+    """There is never a traceback. If a digit became another digit, only the table can show it (see test_start)."""
     file = path / name
     whole = file.read_bytes()
     forget_checksum(file)
@@ -248,7 +248,7 @@ def test_files_that_are_gone_are_missed(path: Path, damage: Callable[[Path], Non
 
 @pytest.mark.parametrize("name", ["metadata", "offsets/2", "commits/1"])
 def test_what_the_disk_does_not_give_is_no_damage(path: Path, name: str) -> None:
-    """The way out of damage clears what is served; here the disk is to be mended."""
+    """The way out of damage would clear the rows that are served; here the operator must repair the disk instead."""
     (path / name).unlink()
     (path / name).mkdir()
     with pytest.raises(Refusal, match=rf"{name} cannot be read \(Is a directory\): mend the disk"):
@@ -256,7 +256,7 @@ def test_what_the_disk_does_not_give_is_no_damage(path: Path, name: str) -> None
 
 
 def test_what_spark_purged_is_not_missed(path: Path) -> None:
-    """It keeps the newest hundred; of two that remain the older one is only where the newer begins."""
+    """Spark keeps the newest hundred batches. Of two that remain, the older only says where the newer one begins."""
     delete("offsets/0", "commits/0")(path)
     Checkpoint(path).check()
     assert Checkpoint(path).starts(2) == {"numbers": {0: 5300, 1: 6600, 2: 7}}

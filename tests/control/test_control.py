@@ -1,4 +1,4 @@
-"""Who may write: one driver per epoch, whatever starts, dies or sleeps beside it; and what it is asked and says."""
+"""The right to write: one driver per epoch, even if others start, end or are suspended. Stop requests and receipts."""
 
 import logging
 import os
@@ -68,13 +68,13 @@ def control(request: pytest.FixtureRequest, tmp_path: Path) -> Control:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Control:
-    """One that other processes see, too."""
+    """A control folder that other processes see, too."""
     return Control.of(tmp_path, JOB)
 
 
 @pytest.fixture(autouse=True)
 def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long enough for one that beats every hundredth of a second."""
+    """Shorten the looks; they are still long enough to see a heartbeat every hundredth of a second."""
     monkeypatch.setattr(module, "LOOK_ON_SECONDS", 0.5)
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.02)
 
@@ -99,7 +99,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def held(control: Control, **options: Any) -> Iterator[Lease]:
-    """A lease for as long as the block lasts; it ends in order."""
+    """Hold a lease while the block runs; it ends in order."""
     lease = Lease.acquire(control, {}, **options)
     try:
         yield lease
@@ -161,7 +161,7 @@ def test_another_process_is_refused_until_it_is_killed(shared: Control, holder: 
         Lease.acquire(shared, {})
     holder.kill()
     wait_until(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE, "its end", 10)
-    with held(shared) as lease:  # Dead, though nobody has buried it and its heartbeat is fresh.
+    with held(shared) as lease:  # The process is dead, though its parent has not reaped it and its heartbeat is fresh.
         assert lease.epoch == 2
     receipt = shared.epoch(1).receipt
     assert receipt
@@ -185,7 +185,7 @@ def test_a_paused_holder_is_overtaken_and_sees_it(shared: Control, holder: subpr
 
 
 def test_one_that_was_declared_dead_holds_no_more(control: Control, quick: None) -> None:
-    """Also before anybody starts in its place."""
+    """This holds even before another driver starts in its place."""
     lease = Lease.acquire(control, {})
     assert control.end(1, ended("declared dead", clean=False))
     with pytest.raises(LeaseLostError):
@@ -237,7 +237,7 @@ def test_an_overtaken_holder_beats_no_more_and_its_successor_stays(
 
 
 def test_an_overtaken_holder_stays_so_after_its_successors_were_pruned(control: Control) -> None:
-    """A laptop that slept a night beside a stream that was started again and again."""
+    """A laptop was suspended for a night, while its stream was started elsewhere again and again."""
     sleeper = Lease(control, 1, Beat(time=time.time(), owner=elsewhere(), phase=Phase.RUNNING))
     write_lease(control, 1, elsewhere(), age=1000)
     for _ in range(KEPT_EPOCHS + 3):
@@ -270,7 +270,7 @@ def test_a_holder_on_another_machine_is_judged_by_its_signs(
     write_lease(control, 3, elsewhere(), age=lease_age)
     if beat_age is not None:
         write_beat(control, 3, age=beat_age)
-    write_beat(control, 2, age=0)  # The one before it does not count.
+    write_beat(control, 2, age=0)  # A heartbeat of the epoch before does not count.
     if is_held:
         with pytest.raises(Refusal, match=f"wait {DEAD_SECONDS:.0f} s after it has died"):
             Lease.acquire(control, {})
@@ -280,7 +280,7 @@ def test_a_holder_on_another_machine_is_judged_by_its_signs(
             assert lease.epoch == 4
 
 
-# How old the lease, its last heartbeat and those that follow are, by the clock of the one who looks.
+# The ages of the lease, of its last heartbeat and of the following ones, by the reader's clock.
 CLOCKS: dict[str, tuple[float, float, float]] = {
     "paused for a while": (7200, 60, 0),
     "set forward": (3660, 3600, 0),
@@ -379,7 +379,7 @@ def test_a_heartbeat_that_a_power_cut_emptied_tells_nothing(shared: Control, tmp
 
 @pytest.mark.parametrize("kind", ["lease", "receipt", "stop"])
 def test_what_a_power_cut_emptied_stops_no_start(kind: str, shared: Control, tmp_path: Path) -> None:
-    """Nobody lived through it."""
+    """No process survives a power cut."""
     write_lease(shared, 1, elsewhere(), age=1000)
     (tmp_path / "control" / JOB / f"{kind}-0000000001").write_text("")
     assert newest_health(shared) is Health.DEAD
@@ -401,7 +401,7 @@ def test_old_epochs_are_pruned_with_all_that_was_said_of_them(control: Control) 
 
 
 def test_a_starter_that_slept_past_the_pruning_is_refused(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looked when nobody held the lease, and wakes when the epoch it wanted has come, gone and been pruned."""
+    """The starter saw no holder and was suspended. Meanwhile the epoch it wanted was taken, ended and pruned."""
     write_lease(control, 19, elsewhere())
     newest, long_ago = Control.newest, iter([0])
     monkeypatch.setattr(Control, "newest", lambda at: next(long_ago, newest(at)))
@@ -415,7 +415,7 @@ def test_a_starter_that_slept_past_the_pruning_is_refused(control: Control, monk
 
 
 def launched(control: Control) -> dict[str, str]:
-    """What the one who starts a driver gives it."""
+    """The environment that a launcher gives to its driver."""
     number = control.reserve(Owner.this_process(), launched=True)
     return {EPOCH_VARIABLE: str(number), LOG_VARIABLE: "/logs/driver.log"}
 
@@ -481,7 +481,7 @@ def test_a_launch_whose_process_ended_is_given_up_at_once(control: Control, tmp_
 
 
 def test_a_launch_whose_launcher_ended_is_given_up_at_once(control: Control) -> None:
-    """A task that was killed before it had started anything."""
+    """The launcher is a task that was killed before it had started a driver."""
     launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     control.reserve(Owner.of(launcher.pid), launched=True)
     assert control.next_step() == Attach(1)
@@ -515,7 +515,7 @@ def test_an_epoch_is_taken_by_one_driver_only(control: Control) -> None:
         Lease.acquire(control, env)
 
 
-# -- What it says --
+# -- Heartbeats and receipts --
 
 
 def test_a_heartbeat_tells_what_is_shown(control: Control, quick: None) -> None:
@@ -602,7 +602,7 @@ def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert told == f"{tmp_path / 'none.log'} cannot be read here (No such file or directory)"
 
 
-# -- What another version says --
+# -- Documents of another version --
 
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "lease": {"time": 1.0, "owner": asdict(elsewhere()), "launched": True},
@@ -618,7 +618,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
 
 
 def told(kind: str, epoch: Epoch) -> object:
-    """What an epoch knows from one kind of its documents."""
+    """The part of an epoch that comes from one kind of document."""
     if kind == "lease":
         return (epoch.taken, epoch.owner, epoch.launched)
     return {"heartbeat": epoch.beat, "stop": epoch.stop, "receipt": epoch.receipt}[kind]
@@ -634,7 +634,7 @@ def test_one_that_says_more_is_understood(kind: str, control: Control, caplog: p
 
 
 def saying_more(value: Any, path: tuple[str, ...] = ()) -> Any:
-    """The same with another field in each object, but for tables of topics and partitions."""
+    """The same document with one more field in each object, except in tables of topics and partitions."""
     if isinstance(value, list):
         return [saying_more(one, path) for one in value]
     if not isinstance(value, dict):
@@ -694,7 +694,7 @@ def test_a_supervisor_launches_attaches_waits_and_launches_again(control: Contro
     assert control.next_step() == Launch()
     for failed in (1, 2):
         write_lease(control, failed + 1, elsewhere(), age=STALE_SECONDS + 1)
-        step = control.next_step()  # It sees the death, and books it.
+        step = control.next_step()  # This look sees the death, and writes the receipt.
         assert isinstance(step, Wait)
         assert step.failures == failed
         assert 0 < step.until - time.time() <= 5.0 * failed
@@ -759,7 +759,7 @@ def test_a_beat_that_fails_is_tried_again(quick: None, caplog: pytest.LogCapture
     assert [record.getMessage() for record in told] == [f"no heartbeat of {JOB} could be written"] * 3
 
 
-# -- What it is asked, and the end of patience --
+# -- Stop requests, and the end of patience --
 
 
 def test_a_stop_request_is_seen_and_the_later_one_counts(control: Control, quick: None) -> None:
@@ -784,7 +784,7 @@ def test_a_request_to_another_epoch_is_not_obeyed(control: Control, quick: None)
         assert lease.stop is None
 
 
-# By which clock it was asked, for how long it may go on, and whether that is over at once.
+# The request, its age by this clock, and whether the driver is ended at once.
 STOPS: dict[str, tuple[Stop, float, bool]] = {
     "asked just now": (Stop(time=0, by="x"), 0, False),
     "asked long ago, or by a clock that is behind": (Stop(time=0, by="x"), 3600, False),
@@ -829,7 +829,7 @@ def test_a_drain_that_does_not_stop_in_time_is_ended(
 
 
 def test_a_later_request_has_a_patience_of_its_own(control: Control, quick: None) -> None:
-    """One that drains for an hour and is then asked to stop may still end its micro-batch."""
+    """A driver that drains for an hour and is then asked to stop may still end its micro-batch."""
     died = threading.Event()
     lease, asked = acquire(control, died), time.monotonic()
     control.ask_to_stop(1, Stop(time=time.time(), by="an operator", drain=True, seconds=3600))
@@ -843,7 +843,7 @@ def test_a_later_request_has_a_patience_of_its_own(control: Control, quick: None
 
 
 def acquire(control: Control, died: threading.Event, phase: Phase = Phase.RUNNING) -> Lease:
-    """A lease whose hard end is only told."""
+    """A lease that sets an event instead of killing the process."""
     epoch = control.reserve(Owner.this_process())
     lease = Lease(control, epoch, Beat(time=time.time(), owner=Owner.this_process(), phase=phase), died.set)
     lease._beating.start()
@@ -851,7 +851,7 @@ def acquire(control: Control, died: threading.Event, phase: Phase = Phase.RUNNIN
 
 
 def hard_end(control: Control) -> str:
-    """What the receipt says of one that was ended."""
+    """The cause in the receipt of a driver that was killed."""
     receipt = control.epoch(1).receipt
     assert receipt
     assert not receipt.clean
@@ -871,7 +871,7 @@ def test_one_that_hangs_while_it_starts_is_ended(
 
 
 def test_one_that_hangs_while_it_stops_is_ended(control: Control, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it ran before, and however often it says that it stops."""
+    """This holds however long it ran before, and however often it reports that it stops."""
     monkeypatch.setattr(lease_module, "START_SECONDS", 0.1)
     monkeypatch.setattr(lease_module, "STOP_SECONDS", 0.2)
     monkeypatch.setattr(lease_module, "GRACE_SECONDS", 0.2)
@@ -926,7 +926,7 @@ signal.pause()
 
 
 def test_a_hard_end_takes_the_jvm_along(shared: Control, tmp_path: Path) -> None:
-    """Only the name of the process matters: here it is `sleep` that is called java."""
+    """Only the name of the process matters: here `sleep` runs under the name java."""
     java = tmp_path / "java"
     shutil.copy(shutil.which("sleep") or "", java)
     driver = subprocess.Popen(
@@ -955,7 +955,7 @@ def test_a_hard_end_takes_the_jvm_along(shared: Control, tmp_path: Path) -> None
 def test_a_hard_end_takes_a_parent_along_only_under_spark_submit(
     environment: dict[str, str], ended_by: int, tmp_path: Path
 ) -> None:
-    """Only the name of the process matters: here it is `sh` that is called java."""
+    """Only the name of the process matters: here `sh` runs under the name java."""
     java = tmp_path / "java"
     shutil.copy(shutil.which("sh") or "", java)
     end = "from jobs.control.lease import end_this_process; end_this_process()"
@@ -995,7 +995,7 @@ def race(root: str, start: Barrier, results: "Queue[tuple[int, Any]]") -> None:
 
 
 def test_of_drivers_that_start_together_one_wins(tmp_path: Path) -> None:
-    """A third of the rounds begins with nothing, one with a dead driver's lease, one with a lease taken for one."""
+    """Of the rounds, a third begins empty, a third with a dead driver's lease, a third with a lease for a launch."""
     for number in range(ROUNDS):
         control = Control.of(tmp_path / str(number), JOB)
         if number % 3 == 1:

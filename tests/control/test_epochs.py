@@ -1,4 +1,4 @@
-"""What follows from what is known of a job's drivers: one table per decision, and what holds whatever is known."""
+"""Decisions from the known state of a job's drivers: one table per decision, and rules that hold for every state."""
 
 import socket
 import subprocess
@@ -61,7 +61,7 @@ def epoch(number: int = 1, *, taken: float = 0.0, **known: Any) -> Epoch:
 
 
 def launch(number: int = 1, **known: Any) -> Epoch:
-    """One that Airflow took for a driver to come."""
+    """An epoch that Airflow reserved for a driver to come."""
     return epoch(number, owner=AIRFLOW, launched=True, **known)
 
 
@@ -75,7 +75,7 @@ FAILED = Receipt(time=NOW, clean=False, cause="no memory")
 STOP = Stop(time=NOW, by="an operator")
 
 
-# -- How an epoch does --
+# -- The health of an epoch --
 
 HEALTH: dict[str, tuple[Epoch, bool, Health]] = {
     "just taken by its driver": (epoch(owner=SOMEONE), False, Health.STARTING),
@@ -240,7 +240,7 @@ def test_how_long_a_driver_may_still_be_there(stop: Stop, patience: float) -> No
 
 
 def test_a_death_is_noticed_in_the_time_that_users_are_told() -> None:
-    """One who looks every second, and then looks on for longer than a heartbeat takes."""
+    """A supervisor looks every second, and then waits for longer than a heartbeat takes."""
     assert BEAT_SECONDS < LOOK_ON_SECONDS
     assert 2 * BEAT_SECONDS < STALE_SECONDS, "one heartbeat may be late"
     assert 1 + STALE_SECONDS + LOOK_ON_SECONDS <= DEAD_SECONDS
@@ -304,7 +304,7 @@ def test_a_wait_is_within_its_bounds_and_the_same_for_all_who_ask(failed: int, s
     assert wait <= backoff_seconds(failed + 1, seed)
 
 
-# -- What a supervisor does next --
+# -- The next step of a supervisor --
 
 STEPS: dict[str, tuple[list[Epoch], bool, Attach | Launch]] = {
     "nobody ever ran": ([], False, Launch()),
@@ -369,7 +369,7 @@ def test_jobs_that_fail_together_do_not_start_together() -> None:
     assert len(waits) == 20
 
 
-# -- Whatever is known --
+# -- For every known state --
 
 moments = st.floats(-1e4, 1e4).map(lambda ago: NOW - ago)
 queries = st.builds(QueryProgress, topic=st.just("t"), stepped=moments, lag=st.none() | st.integers(0, 10))
@@ -428,7 +428,7 @@ def test_failures_are_counted_from_the_last_end_in_order(history: list[Epoch]) -
 
 @given(known=epochs, later=st.floats(0, 1e5))
 def test_who_is_dead_does_not_rise(known: Epoch, later: float) -> None:
-    """By one clock: a sign from the future may yet become one of now."""
+    """By one clock only: a sign from the future may become a sign of now."""
     ended = known.receipt is not None or known.last_sign <= NOW
     if ended and not health(known, NOW).alive:
         assert health(known, NOW + later) is health(known, NOW)
@@ -440,7 +440,7 @@ def test_by_the_clock_of_its_last_sign_it_lives_until_its_receipt(known: Epoch) 
     assert health(known, known.last_sign).alive == (known.receipt is None)
 
 
-# -- Who a process is --
+# -- The identity of a process --
 
 
 def test_this_process_lives() -> None:
@@ -471,7 +471,7 @@ def test_a_process_of_another_machine_is_never_known_to_be_gone() -> None:
 
 
 def test_a_process_in_another_container_is_never_known_to_be_gone() -> None:
-    """Containers may share a host name; each counts its processes from one."""
+    """Containers may share a host name, and each counts its processes from one."""
     me = Owner.this_process()
     assert me.pid_namespace == Path("/proc/self/ns/pid").stat().st_ino
     for started in (me.started_seconds, 0.0):
@@ -479,13 +479,13 @@ def test_a_process_in_another_container_is_never_known_to_be_gone() -> None:
 
 
 def test_an_owner_of_whom_no_namespace_is_known_is_never_known_to_be_gone() -> None:
-    """An earlier version wrote it."""
+    """An earlier version wrote such an owner."""
     me = Owner.this_process()
     assert not Owner(host=me.host, pid=me.pid, started_seconds=0.0).is_gone()
 
 
 def test_a_clock_set_anew_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux tells a process's start by the clock: an hour forward moves it, and the boot, by an hour."""
+    """Linux computes a process's start from the clock: an hour forward moves it, and the boot, by an hour."""
     owner = Owner.this_process()
     started, booted = psutil.Process().create_time() + 3600, psutil.boot_time() + 3600
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: started)

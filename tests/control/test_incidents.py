@@ -1,4 +1,4 @@
-"""An incident is opened, closed and told once each, updated by news only: in a folder and in an object store alike."""
+"""An incident is opened, closed and announced once each, and updated by news only: in a folder and an object store."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -42,7 +42,7 @@ def incidents(documents: Documents) -> Incidents:
 
 
 class Clock:
-    """The time of day, in hours: it stands until it is set."""
+    """The time of day, in hours. It stands still until a test sets it."""
 
     def __init__(self) -> None:
         self.hour = 0.0
@@ -59,12 +59,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def told(incidents: Incidents) -> list[tuple[float, float, str, bool]]:
-    """Each incident: the hours when it was opened and last spoken of, its text, and whether it is over."""
+    """Each incident: the hours of its opening and of its last document, its text, and whether it is over."""
     return [(one.opened / 3600, one.updated / 3600, one.text, one.closed) for one in incidents.all()]
 
 
 def said(documents: Documents) -> list[str]:
-    """What was written, in order."""
+    """The happenings that were written, in order."""
     found = [documents.read(name) for name in documents.names()]
     return [str(document["happening"]) for document in found if document]
 
@@ -182,7 +182,7 @@ def test_all_that_was_written_is_read_by_another_reader(tmp_path: Path) -> None:
 
 
 class Beaten(Documents):
-    """Between a look at what is there and the next word another one speaks."""
+    """A store in which another process writes between a listing of the names and the next write."""
 
     def __init__(self, documents: Documents) -> None:
         super().__init__(documents._place)
@@ -218,16 +218,16 @@ def test_of_those_that_open_at_once_one_opens(tmp_path: Path) -> None:
     assert len(Documents.at(tmp_path / INCIDENTS).names()) == 20
 
 
-# -- What was told of them --
+# -- Messages about incidents --
 
 
 def due(incidents: Incidents) -> list[tuple[str, bool]]:
-    """The messages that are due: which key, and whether it is over."""
+    """The messages that are due: the key of each, and whether it is over."""
     return [(untold.incident.key, untold.incident.closed) for untold in incidents.untold()]
 
 
 def tell(incidents: Incidents, *channels: str) -> None:
-    """Everything that is due leaves through these channels."""
+    """Send every due message through these channels."""
     for untold in incidents.untold():
         for channel in channels:
             claim = incidents.claim(untold, channel)
@@ -405,7 +405,7 @@ def test_the_failure_of_a_run_is_known_once_it_is_noted(incidents: Incidents) ->
     assert incidents.all() == incidents.untold() == []
 
 
-# -- What was over and told long ago --
+# -- Incidents that were over and announced long ago --
 
 DAY = 24.0
 
@@ -480,7 +480,7 @@ def test_of_one_key_the_old_incidents_go_and_numbers_go_on(
 
 
 class CutShort(Documents):
-    """After some deletions the process dies."""
+    """A store that kills its process after some deletions."""
 
     def __init__(self, documents: Documents, deletions: int) -> None:
         super().__init__(documents._place)

@@ -53,7 +53,7 @@ def test_the_next_shortage_is_an_incident_of_its_own(tmp_path: Path) -> None:
 
 
 def test_work_goes_on_only_when_there_is_more_than_the_reserve(tmp_path: Path) -> None:
-    """Between the two borders it depends on what was before, for every process."""
+    """Between the two limits the earlier state stays, for every process."""
     reserve = round(shutil.disk_usage(tmp_path).free / 1.1)
     assert not Room(tmp_path, 1).is_short()
     assert not Room(tmp_path, reserve).is_short()
@@ -63,7 +63,7 @@ def test_work_goes_on_only_when_there_is_more_than_the_reserve(tmp_path: Path) -
 
 
 def test_a_lake_without_a_shortage_before_waits_only_below_the_reserve(tmp_path: Path) -> None:
-    """As a lake that is new, or that an earlier version has made: it has no spare yet."""
+    """A lake that is new, or that an earlier version made, is in this state: it has no spare yet."""
     reserve = round(shutil.disk_usage(tmp_path).free / 1.1)
     assert not Room(tmp_path, reserve).is_short()
     assert incidents(tmp_path) == []
@@ -71,7 +71,7 @@ def test_a_lake_without_a_shortage_before_waits_only_below_the_reserve(tmp_path:
 
 
 def test_an_incident_that_stayed_open_is_closed_by_the_first_look_that_finds_room(tmp_path: Path) -> None:
-    """A power cut may bring the spare back that was deleted after the incident was opened."""
+    """A power cut may restore the spare that was deleted after the incident was opened."""
     assert not Room(tmp_path, 1).is_short()
     Incidents.of(tmp_path).open(full_disk(), "the disk is full")
     assert not Room(tmp_path, 1).is_short()
@@ -107,7 +107,7 @@ def test_without_a_free_byte_the_incident_is_opened_and_drivers_can_beat_and_end
 
 @needs_a_small_disk
 def test_what_could_not_be_told_is_told_with_the_next_look(tmp_path: Path) -> None:
-    """There was no look while the disk had room, so nothing was kept for this moment."""
+    """The disk was never checked while it had room, so there is no spare for this moment."""
     with small_disk(tmp_path / "lake", 4) as lake:
         room, ballast = Room(lake, 500_000), fill(lake)
         assert room.is_short()
@@ -130,7 +130,7 @@ def test_a_commit_counts_though_there_is_no_room_for_the_checkpoint_after_it(tmp
             stage = writer.new_stage()
             write(pa.table({"value": [batch]}), stage / "slice=a" / "f.parquet")
             staged = Manifest.of(stage, 1)
-            # A page: it takes the entry of the log, and no more.
+            # One page is left: it takes the entry of the log, and no more.
             ballast = fill(lake)
             os.truncate(ballast, ballast.stat().st_size - 4096)
             writer.commit(staged, note(batch))

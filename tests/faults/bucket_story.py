@@ -1,6 +1,6 @@
-"""What a lake goes through, chapter by chapter: a process that is killed in one leaves it to the next to tell it again.
+"""The story of a lake, chapter by chapter: if a process is killed in a chapter, the next process repeats it.
 
-`python -m tests.faults.bucket_story PROGRESS`, with the environment of one whose lake lies in a bucket.
+Run `python -m tests.faults.bucket_story PROGRESS` with the environment of a lake in a bucket.
 """
 
 import sys
@@ -26,14 +26,14 @@ HOURS = 60
 
 
 def send_backlog(settings: Settings) -> None:
-    """Sixty hours of clicks at once, each in a folder of its own: what a stream finds that was down."""
+    """Send sixty hours of clicks at once, each hour in a folder of its own, as a stream finds them after an outage."""
     since = int(time.time() * 1000) - HOURS * 3_600_000
     clicks = traffic.records("clicks", seed=3, count=4 * HOURS, start_ms=since, step_ms=900_000)
     traffic.send(settings.kafka, "clicks", clicks, rate=0)
 
 
 def send(settings: Settings) -> None:
-    """Two minutes, some of it late, doubled or broken."""
+    """Send two minutes of numbers, some of them late, doubled or broken."""
     now_ms = int(time.time() * 1000)
     dirt = {"late": 0.1, "duplicate": 0.1, "corrupt": 0.05}
     numbers = traffic.records("numbers", seed=now_ms, count=COUNT, start_ms=now_ms - 150_000, step_ms=300, **dirt)
@@ -75,14 +75,14 @@ def check(settings: Settings) -> None:
 
 
 def slices(settings: Settings) -> dict[str, int]:
-    """Those that are final, each with its version."""
+    """The final slices, each with its version."""
     final = FinalTable.read(settings.lake_root, SUM)
     assert final is not None
     return {name: header.version for name, header in sorted(final.headers().items())}
 
 
 def void(_: object) -> None:
-    """Nobody asks what it answers."""
+    """Drop a value, since a chapter returns nothing."""
 
 
 CHAPTERS: dict[str, Callable[[Settings], None]] = {
@@ -96,7 +96,7 @@ CHAPTERS: dict[str, Callable[[Settings], None]] = {
     "live again": show,
     "landed again": land,
     "restated": restate,
-    # Late events may be of slices that nobody has made final yet.
+    # Late events may belong to slices that are not final yet.
     "all final": recompute("second"),
     "rolled back": roll_back,
     "accounted again": explain("second"),

@@ -1,4 +1,4 @@
-"""A lake in a bucket, on a real S3 server: the real jobs from the first record to a reset, killed twice on the way."""
+"""A lake in a bucket, on a real S3 server: the real jobs run from the first record to a reset, and are killed twice."""
 
 import re
 import signal
@@ -41,7 +41,8 @@ def test_a_lake_in_a_bucket_is_as_good_as_one_on_a_disk(
     assert isinstance(there, Bucket)
     env = processes.environment(replace(settings, lake_root=there))
     progress = tmp_path / "progress"
-    # Its table has the micro-batch, its checkpoint not; the slices are final, ledger and topic do not know.
+    # At F3 the table has the micro-batch, but its checkpoint does not.
+    # At F6 the slices are final, but ledger and topic do not show it.
     for point, chapter in (("F3", "live"), ("F6", "final")):
         done = tell(progress, env, TIDELINE_FAILPOINT=f"{point}:0:{tmp_path / point}")
         assert done.returncode == -signal.SIGKILL, done.stderr[-6000:]
@@ -59,7 +60,7 @@ def test_a_lake_in_a_bucket_is_as_good_as_one_on_a_disk(
     assert checker.landed_defects(lake, "clicks", clicks) == []
     assert len(list((lake / "events" / "clicks").glob("hour=*"))) >= 60, "all in one micro-batch"
     assert checker.live_defects(lake, SUM.name, records) == []
-    # The last run of the story that made everything final that was over.
+    # The last run of the story that made all slices final that were over.
     due_ms = RunFolder.of(lake, SUM, "second").plan().as_of_ms
     assert checker.final_defects(lake, SUM.name, records, due_ms=due_ms) == []
     here, copy = Lake(there), Lake(lake)

@@ -1,4 +1,4 @@
-"""One dirty batch, two hundred of each kind: the stream goes on, every record is accounted for."""
+"""Dirty batches with two hundred records of each kind: the stream goes on, and every record is accounted for."""
 
 import time
 from collections.abc import Callable

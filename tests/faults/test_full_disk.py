@@ -1,4 +1,4 @@
-"""A disk that fills while it is written: streams wait, a batch job fails cleanly, all goes on when there is room."""
+"""A disk fills while it is written: streams wait, a batch job fails cleanly, and all go on when there is room."""
 
 import json
 import signal
@@ -46,7 +46,7 @@ def on_small_disk(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
 
 @contextmanager
 def running(settings: Settings, folder: Path) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
-    """Ingest and a live job, each a process with a log of its own."""
+    """Run ingest and a live job, each as a process with a log of its own."""
     drivers = {
         job: processes.start(settings, *words, log=folder / f"{job}.log", LAKE_RESERVE_MB=str(RESERVE_MB))
         for job, words in COMMANDS.items()
@@ -60,7 +60,7 @@ def running(settings: Settings, folder: Path) -> Iterator[dict[str, "subprocess.
 
 @contextmanager
 def steady(settings: Settings) -> Iterator[None]:
-    """Traffic that never rests; the broker has a disk of its own."""
+    """Send traffic without a pause; the broker has a disk of its own."""
     producer = KafkaProducer(**kafka.client_options(settings.kafka))
     seeds = count(101)
 
@@ -74,7 +74,7 @@ def steady(settings: Settings) -> Iterator[None]:
 
 
 def due(settings: Settings, run: str) -> None:
-    """Plan until ingest has landed what the boundaries ask for."""
+    """Plan until ingest has landed all records before the boundaries."""
     later = SUM.slice_seconds + SUM.allowed_lateness_seconds + CLOCK_SKEW_MS / 1000
 
     def planned() -> bool:
@@ -101,7 +101,7 @@ def test_a_disk_that_fills_loses_and_tears_nothing(
                 log = tmp_path / f"{job}.log"
                 processes.wait_until(lambda log=log: "numbers waits" in log.read_text(), f"{job} waits")
             before = landed(settings)
-            # Documents find room, rows do not.
+            # Documents find room, but rows do not.
             rest = fill(lake, leave=60_000)
             with pytest.raises(Exception, match="No space left on device"):
                 batch.stage(settings, SUM, "a")

@@ -1,4 +1,4 @@
-"""kill -9 at F4 to F8 while streams append and readers look: a slice is its old version or its new one, no third."""
+"""kill -9 at F4 to F8 while streams append: a reader sees the old or the new version of a slice, and nothing else."""
 
 import signal
 import subprocess
@@ -40,7 +40,7 @@ FROM rolling_sum GROUP BY ALL
 
 @dataclass
 class Reader:
-    """Looks every 50 ms, and keeps what must never be seen."""
+    """Looks every 50 ms, and keeps the defects that it finds."""
 
     lake: Lake
     defects: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Reader:
 
 @contextmanager
 def watched(settings: Settings) -> Iterator[Reader]:
-    """A reader in the background."""
+    """Run a reader in the background."""
     reader, stop = Reader(Lake(settings.lake_root)), threading.Event()
     failed: list[BaseException] = []
 
@@ -95,7 +95,7 @@ def number(identity: int, ago_ms: int) -> tuple[bytes, bytes]:
 
 
 def before(settings: Settings) -> None:
-    """What happened in the last minutes, so that slices are over at once."""
+    """Send numbers of the last minutes, so that slices are over at once."""
     producer = KafkaProducer(**kafka.client_options(settings.kafka))
     for identity in range(3000):
         key, value = number(identity, ago_ms=identity * 50)
@@ -106,7 +106,7 @@ def before(settings: Settings) -> None:
 
 @contextmanager
 def steady(settings: Settings) -> Iterator[None]:
-    """250 numbers a second, some of them late for slices that are final by then."""
+    """Send 250 numbers a second, some of them late for slices that are final by then."""
     producer = KafkaProducer(**kafka.client_options(settings.kafka))
     identities = count(10_001)
 
@@ -126,7 +126,7 @@ def slices(settings: Settings) -> list[Slice]:
 
 
 def dies(settings: Settings, step: str, run: str, point: str, folder: Path) -> None:
-    """One step of a run as a process of its own, killed where the fail point says."""
+    """Run one step of a run as a process of its own, which is killed at the fail point."""
     hit, log = folder / point, folder / f"{point}.log"
     code = f"""
 from jobs.pipelines import PIPELINES
@@ -180,7 +180,7 @@ def test_killed_at_every_fail_point_beside_running_streams(
 
 
 def kill_and_heal(settings: Settings, folder: Path) -> int:
-    """Each run dies once; the next, or the same again, ends what it left.
+    """Each run is killed once; the next run, or the same one again, finishes its work.
 
     Returns:
         the moment of the last plan that looked at all slices: those that were over by then are final.
@@ -188,7 +188,7 @@ def kill_and_heal(settings: Settings, folder: Path) -> int:
     due(settings, "a")
     dies(settings, "stage", "a", "F4", folder)
     assert slices(settings) == []
-    # Nobody ended run a: its slices are due again.
+    # Run a was never ended, so its slices are due again.
     due(settings, "b")
     due_ms = batch.planned_ms(settings, SUM, "b")
     batch.stage(settings, SUM, "b")
@@ -203,7 +203,7 @@ def kill_and_heal(settings: Settings, folder: Path) -> int:
     batch.audit(settings, SUM, "c")
     dies(settings, "publish", "c", "F7", folder)
     assert told(settings) == {slice_.name: 2 for slice_ in published}
-    # As Airflow does with a task of which it knows no end.
+    # Airflow does the same with a task if it has not seen its end.
     assert batch.publish(settings, SUM, "c").versions == {slice_.name: 2 for slice_ in published}
     due(settings, "d", slices=published)
     batch.stage(settings, SUM, "d")
@@ -215,13 +215,13 @@ def kill_and_heal(settings: Settings, folder: Path) -> int:
 def dies_while_pruning(
     settings: Settings, driver: subprocess.Popen[bytes], log: Path, hit: Path
 ) -> subprocess.Popen[bytes]:
-    """F8: the live rows of a final slice are about to go. The next driver lets them go; readers see neither."""
+    """F8 comes before the live rows of a final slice are removed. The next driver does it; readers see no change."""
     driver.send_signal(signal.SIGTERM)
     assert processes.finish(driver, log) == 0
     oldest = min(slices(settings), key=lambda slice_: slice_.start_ms)
     assert oldest.name in Live.at(settings.lake_root, SUM).slices()
     ask_to_prune(settings.lake_root, SUM, slice_at(SUM, oldest.end_ms).name, [oldest.name])
-    # Rows go after every sixtieth commit.
+    # Rows are removed after every sixtieth commit.
     fast, patience = {"STREAM_TRIGGER_MS": "200"}, 600
     driver = processes.start(settings, "live", "rolling_sum", log=log, TIDELINE_FAILPOINT=f"F8::{hit}", **fast)
     assert processes.finish(driver, log, patience) == -signal.SIGKILL
@@ -234,7 +234,7 @@ def dies_while_pruning(
 
 
 def due(settings: Settings, run: str, slices: Sequence[Slice] = ()) -> None:
-    """Plan until ingest has landed what the boundaries ask for; nobody waits for late events here."""
+    """Plan until ingest has landed all records before the boundaries, without waiting for late events."""
     later = SUM.allowed_lateness_seconds + CLOCK_SKEW_MS / 1000
 
     def planned() -> bool:
@@ -245,7 +245,7 @@ def due(settings: Settings, run: str, slices: Sequence[Slice] = ()) -> None:
 
 
 def rows(settings: Settings) -> int:
-    """How many events are live or final."""
+    """The number of events that are live or final."""
     try:
         (row,) = Lake(settings.lake_root).query("SELECT sum(events) AS events FROM rolling_sum").to_pylist()
     except Exception:
@@ -254,7 +254,7 @@ def rows(settings: Settings) -> int:
 
 
 def told(settings: Settings) -> dict[str, int]:
-    """What the ledger calls final."""
+    """The slices that are final by the ledger, each with its version."""
     ledger = Ledger.read(settings.lake_root, SUM)
     entries = ledger.newest() if ledger else {}
     return {name: entry.version for name, entry in entries.items() if entry.state is State.FINAL}

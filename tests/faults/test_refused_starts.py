@@ -1,6 +1,6 @@
-"""What must never begin: a checkpoint, a table and a topic that tell different stories. Refused, with the reason.
+"""Starts that must be refused, with the reason: the checkpoint, the table and the topic do not agree.
 
-Every start here is real and ends before Spark does: that is the point.
+Every start here is real, and must end before Spark begins its work.
 """
 
 import re
@@ -61,7 +61,7 @@ def test_refused_with_the_reason_and_nothing_touched(
     shutil.copytree(drained.lake_root, kept)
 
     def again(damage: Callable[[Path], object], *wanted: str) -> None:
-        """Damage the lake, start both jobs, see both refused, and restore it."""
+        """Damage the lake, start both jobs, see both refused, and restore the lake."""
         damage(drained.lake_root)
         before = [digest(drained.lake_root / name) for name in ("events", "live", "checkpoints")]
         said = [
@@ -95,7 +95,7 @@ def test_refused_with_the_reason_and_nothing_touched(
 
 
 def goes_on_without_the_last_commit(settings: Settings) -> None:
-    """What a power cut tears: Spark runs the batch again, and finds that the table has it."""
+    """A power cut tears the last commit file: Spark runs the batch again, and finds that the table has it."""
     records = oracle.read_topic(settings.kafka.bootstrap, "numbers")
     for name in ("ingest/numbers", "rolling_sum"):
         truncate(settings.lake_root / "checkpoints" / name / "commits" / "1")
@@ -111,7 +111,7 @@ def truncate(file: Path) -> None:
 
 
 def flip(file: Path) -> None:
-    """One digit of an offset, with a checksum that fits: only the table can tell."""
+    """Change one digit of an offset and remove the checksum, so that only the table shows the error."""
     text = file.read_text()
     head, _, offsets = text.rstrip().rpartition("\n")
     digit = max(index for index, char in enumerate(offsets) if char.isdigit())
@@ -124,7 +124,7 @@ def crc(file: Path) -> None:
 
 
 def roll_back(checkpoint: Path) -> None:
-    """As from a backup: the last batch is gone from the checkpoint."""
+    """Remove the last batch from the checkpoint, as if it were restored from a backup."""
     for folder in ("offsets", "commits"):
         (checkpoint / folder / "1").unlink()
 
@@ -141,7 +141,7 @@ def roll_back_tables(lake: Path) -> None:
 
 
 def check_topics_that_changed(settings: Settings, kept: Path, produce: Produce) -> None:
-    """Records deleted before they were read; the topic re-created, shorter and then longer than our offsets."""
+    """Records are deleted before they are read; the topic is re-created, shorter and then longer than our offsets."""
     produce("numbers", numbers(300))
     with kafka.admin(settings.kafka) as client:
         ends = kafka.states(client, ["numbers"])["numbers"].latest
@@ -157,7 +157,7 @@ def check_topics_that_changed(settings: Settings, kept: Path, produce: Produce) 
 
 
 def ends_well(settings: Settings, produce: Produce) -> None:
-    """A lake of its own reads the new topic: only the old one is refused."""
+    """A new lake reads the new topic: only the old lake is refused."""
     shutil.rmtree(settings.lake_root)
     ingest.run(settings, until_caught_up=True)
     records = oracle.read_topic(settings.kafka.bootstrap, "numbers")

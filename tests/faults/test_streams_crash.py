@@ -1,4 +1,4 @@
-"""kill -9 at each fail point, a broker that dies, partitions that grow: nothing lost, nothing double.
+"""kill -9 at each fail point, a broker that is killed, partitions that grow: no record is lost or doubled.
 
 Each driver is a real process. One chain of restarts meets F1, F2 and F3 in turn, each at a batch of its own.
 """
@@ -76,7 +76,7 @@ def test_killed_at_every_fail_point(job: str, settings: Settings, produce: Produ
 
 
 def test_killed_while_small_files_are_merged(settings: Settings, produce: Produce, tmp_path: Path) -> None:
-    """F8: the merged file is written, its commit is not. The table's version 60 is batch 59."""
+    """F8: the merged file is written, but its commit is not. Version 60 of the table is batch 59."""
     produce("numbers", numbers(1, 3000))
     hit, log = tmp_path / "F8", tmp_path / "driver.log"
     small = {"STREAM_MAX_OFFSETS": "45", "TIDELINE_FAILPOINT": f"F8:59:{hit}"}
@@ -92,7 +92,7 @@ def test_killed_while_small_files_are_merged(settings: Settings, produce: Produc
 
 
 def judge_output_topic(settings: Settings, job: str) -> None:
-    """The newest message of each key says what the newest row says, also where a batch was sent twice."""
+    """The newest message of each key has the values of the newest row, even where a batch was sent twice."""
     table = checker.read_table(settings.lake_root / "live" / job)
     newest = {
         (record.key or b"").decode(): json.loads(record.value or b"", parse_float=Decimal)
@@ -108,7 +108,7 @@ def judge_output_topic(settings: Settings, job: str) -> None:
 
 @contextmanager
 def steady(settings: Settings) -> Iterator[None]:
-    """Traffic in the background; what the broker does not take at once the client sends again."""
+    """Send traffic in the background; the client sends again any record that the broker does not take at once."""
     producer = KafkaProducer(**kafka.client_options(settings.kafka), metadata_max_age_ms=1000)
     seeds = count(101)
 
@@ -159,7 +159,7 @@ def has_partition(settings: Settings, partition: int) -> bool:
 
 @contextmanager
 def beating(settings: Settings, job: str) -> Iterator[None]:
-    """A heartbeat on behalf of a driver that cannot, as if it had stopped a moment ago."""
+    """Write heartbeats on behalf of a driver that cannot, as if it had stopped a moment ago."""
     control = Control.of(settings.lake_root, job)
     epoch = control.newest_epoch()
     assert epoch
@@ -169,7 +169,7 @@ def beating(settings: Settings, job: str) -> Iterator[None]:
 
 
 def test_a_paused_zombie_beside_its_successor(settings: Settings, produce: Produce, tmp_path: Path) -> None:
-    """The zombie sleeps past its lease, a successor goes on; once woken the zombie commits nothing and ends."""
+    """A driver is suspended past its lease, and a successor goes on. When resumed, it commits nothing and ends."""
     zombie_log, log = tmp_path / "zombie.log", tmp_path / "successor.log"
     produce("numbers", numbers(1, 3000))
     zombie = processes.start(settings, "live", "rolling_sum", log=zombie_log)
@@ -178,7 +178,7 @@ def test_a_paused_zombie_beside_its_successor(settings: Settings, produce: Produ
         processes.wait_until(lambda: batches_done(settings, "rolling_sum") > 0, "the first batch")
         processes.signal_group(zombie, signal.SIGSTOP)
         produce("numbers", numbers(2, 3000))
-        # It starts late on a slow machine, and would rightly take over.
+        # The second driver may start late on a slow machine, and would then rightly take over.
         with beating(settings, "rolling_sum"):
             refused = processes.start(settings, "live", "rolling_sum", log=log)
             assert processes.finish(refused, log) == 1

@@ -1,7 +1,7 @@
-"""Airflow runs a stream, and everything around it is killed: the stream goes on or comes back, nothing is lost.
+"""Airflow runs a stream, and everything around it is killed: the stream goes on or comes back, and nothing is lost.
 
-One platform of real processes, with traffic that never rests; at the end every record is compared with the oracle.
-Each fault prints how long it took to be noticed and to be over.
+One platform of real processes has traffic without a pause; at the end every record is compared with the oracle.
+Each fault prints how long it took until it was noticed, and until it was over.
 """
 
 import itertools
@@ -42,11 +42,12 @@ JOB = "rolling_sum"
 DAG = dag_id_of(JOB)
 BATCH = PIPELINES[JOB].recompute_job
 STALL_SECONDS = 30
-# What the triggerer alone does.
+# The time within which the triggerer alone notices.
 DETECT_SECONDS = 15
-# It notices a death within ten seconds of the last heartbeat; a task must start to say so, and Spark to recover.
+# The triggerer notices a death within ten seconds of the last heartbeat.
+# Then a task must start to report it, and Spark must recover.
 RECOVER_SECONDS = 120
-# The lake's own, so that it can be filled.
+# A disk for the lake alone, so that it can be filled.
 DISK_MB = 256
 RESERVE_MB = 20
 
@@ -76,7 +77,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def api(stack: Stack) -> Iterator[AirflowApi]:
     with stack.airflow.api() as api:
-        # File by file: one may be known while another is not.
+        # The DAGs are read file by file, so one may be known before another.
         until(lambda: {DAG, "provision_topics"} <= api.dags().keys(), 240, "the DAGs are read")
         api.unpause("provision_topics")
         assert api.wait_for_run("provision_topics", api.trigger("provision_topics"), 180) == "success"
@@ -85,7 +86,7 @@ def api(stack: Stack) -> Iterator[AirflowApi]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _traffic(stack: Stack, api: AirflowApi) -> Iterator[None]:
-    """A hundred records a second, some of them late, double or broken; also while the broker is down."""
+    """Send a hundred records a second, some of them late, double or broken, even while the broker is down."""
     stop = threading.Event()
     records = traffic.records("numbers", seed=4, count=None, start_ms=None, late=0.02, duplicate=0.02, corrupt=0.02)
     sender = threading.Thread(
@@ -112,7 +113,7 @@ def fleet(stack: Stack, api: AirflowApi) -> Fleet:
 
 
 def notes(stack: Stack) -> list[dict[str, Any]]:
-    """What the commits of micro-batches say of themselves, the oldest first."""
+    """The notes in the commits of micro-batches, the oldest first."""
     log = stack.settings.jobs.lake_root / "live" / JOB / "_delta_log"
     entries = [[json.loads(line) for line in file.read_text().splitlines()] for file in sorted(log.glob("*.json"))]
     batches = [actions for actions in entries if any("txn" in action for action in actions)]
@@ -133,7 +134,7 @@ def newest(control: Control) -> Epoch:
 
 
 def until(condition: Callable[[], object], seconds: float, what: str) -> float:
-    """How long it took."""
+    """Wait for a condition, and return how long it took."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds, f"{what}: not within {seconds} s"
@@ -172,7 +173,7 @@ def test_a_killed_driver_is_restarted(stack: Stack, api: AirflowApi, control: Co
 
 
 def test_airflows_death_is_nothing_to_a_driver(stack: Stack, api: AirflowApi, control: Control) -> None:
-    """Scheduler with its workers, triggerer, then everything: the same driver, the same epoch, no twin."""
+    """Kill the scheduler with its workers, the triggerer, then everything: one driver goes on in the same epoch."""
     before, (driver,) = newest(control), drivers(stack)
     for parts in (("scheduler",), ("triggerer",), ("scheduler", "triggerer", "dag-processor", "api-server")):
         for part in parts:
@@ -185,17 +186,17 @@ def test_airflows_death_is_nothing_to_a_driver(stack: Stack, api: AirflowApi, co
         told(f"{', '.join(parts)}, kill -9 (stream never paused)", 0, time.monotonic() - began)
         assert [process.pid for process in drivers(stack)] == [driver.pid]
         assert newest(control).number == before.number
-    # It is followed again: its death is noticed.
+    # Airflow follows the driver again, so its death is noticed.
     kill_session(driver.pid)
     until(lambda: control.epoch(before.number).receipt, RECOVER_SECONDS, "the death is noticed")
     until(lambda: batches_of(stack, before.number + 1) > 0, RECOVER_SECONDS, "the next driver writes")
 
 
 def test_a_worker_that_dies_while_it_starts_a_driver(stack: Stack, api: AirflowApi, control: Control) -> None:
-    """The retry finds the driver that was started, and starts no twin."""
+    """The retry finds the driver that was started, and starts no second one."""
     before = control.newest()
     kill_session(newest(control).holder.pid)
-    # Its lease is taken first: until the process is there, too, nothing was started that could be found.
+    # The lease is taken first. Until the process is there, too, a retry could find no driver.
     until(lambda: control.newest() > before and newest(control).beat, RECOVER_SECONDS, "a launch")
     began = time.monotonic()
     kill_session(stack._service("scheduler").process().pid)
@@ -244,7 +245,7 @@ def test_a_running_stream_takes_no_worker(stack: Stack, api: AirflowApi, control
 
 
 def test_a_stalled_stream_is_reported_and_left_alone(stack: Stack, api: AirflowApi, control: Control) -> None:
-    """The broker is frozen: the driver lives, and can neither read nor write."""
+    """The broker is frozen: the driver lives, but can neither read nor write."""
     before, broker, frozen = control.newest(), stack._service("broker").process().pid, time.time()
     kill_session(broker, signal.SIGSTOP)
 
@@ -264,7 +265,7 @@ def test_a_stalled_stream_is_reported_and_left_alone(stack: Stack, api: AirflowA
 
 
 def test_a_crash_loop_backs_off_and_says_why(stack: Stack, api: AirflowApi, control: Control) -> None:
-    """Its checkpoint is damaged: each start is refused. Mended, it is started again at once on request."""
+    """The checkpoint is damaged, so each start is refused. After its repair the stream starts at once on request."""
     before = control.newest()
     metadata = stack.settings.jobs.lake_root / checkpoint_of(JOB) / "metadata"
     sound = metadata.read_text()
@@ -294,9 +295,9 @@ def test_a_crash_loop_backs_off_and_says_why(stack: Stack, api: AirflowApi, cont
 def test_a_full_disk_is_one_incident_and_the_stream_goes_on_when_there_is_room(
     stack: Stack, api: AirflowApi, control: Control
 ) -> None:
-    """Not a byte is left at once, so heartbeats fail, too. A task of the batch waits as well, and holds no worker.
+    """Not a byte is left, so heartbeats fail, too. A task of the batch waits as well, and holds no worker.
 
-    A driver that was in the middle of a write may die of it. That counts as one failure: so it comes after the loop.
+    A driver may fail in the middle of a write. That counts as one failure, so this test comes after the crash loop.
     """
     began, runs = time.time(), api.runs(DAG)
     api.unpause(BATCH)
@@ -322,9 +323,9 @@ def test_a_full_disk_is_one_incident_and_the_stream_goes_on_when_there_is_room(
 
 
 def test_nothing_was_lost_or_double(stack: Stack, api: AirflowApi, control: Control) -> None:
-    """Stopped for good, drained: what the lake has of all that was sent is what the oracle says."""
+    """The stream is drained and stopped for good: for all records up to there, its rows must match the oracle."""
     fleet(stack, api).stop([JOB], by="a test", drain=True)
-    # A receipt is written by a process that has yet to end.
+    # The receipt is written by a process that has yet to end.
     until(lambda: drivers(stack) == [], 60, "the driver is gone")
     assert api.dags()[DAG]["is_paused"]
     assert newest(control).receipt.cause == "drained and stopped by a test"

@@ -1,4 +1,4 @@
-"""The independent judge: replays the Delta log by itself, reads Kafka again, and names every defect it finds."""
+"""The independent judge: it replays the Delta log, reads Kafka again, and names every defect that it finds."""
 
 import json
 from collections import Counter, defaultdict
@@ -23,7 +23,7 @@ _SLICE = "%Y%m%dT%H%M%SZ"
 
 @dataclass
 class Table:
-    """What a Delta log says, read without the product's code."""
+    """The content of a Delta log, read without the product's code."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -59,7 +59,8 @@ def is_reset(note: dict[str, Any]) -> bool:
 def ranges_defects(notes: Iterable[dict[str, Any]], topic: str) -> list[str]:
     """I2: the ranges of the commits are gapless and do not overlap; epochs and identities never go back.
 
-    A reset of `ingest` books a range as lost and goes on behind it; any other begins anew. Each brings a new writer.
+    A reset of `ingest` books a range as lost and continues behind it. A reset of any other job begins anew. Each reset
+    brings a new writer.
     """
     defects: list[str] = []
     ends: dict[str, int] = {}
@@ -87,7 +88,7 @@ def ranges_defects(notes: Iterable[dict[str, Any]], topic: str) -> list[str]:
 
 
 def _ends_at_reset(note: dict[str, Any], ranges: dict[str, Any], ends: dict[str, int]) -> dict[str, int]:
-    """Where the ranges of a reset must begin: a landed table goes on, a live one begins anywhere and books nothing."""
+    """Where a reset's ranges must begin: a landed table continues, a live one begins anywhere and books nothing."""
     return ends if note["job"] == "ingest" else {partition: end for partition, (_, end) in ranges["offsets"].items()}
 
 
@@ -104,7 +105,7 @@ def _range_defects(offsets: dict[str, list[int]], ends: dict[str, int]) -> list[
 
 
 def booked_as_lost(notes: Iterable[dict[str, Any]], topic: str) -> set[tuple[int, int]]:
-    """Partition and offset of all that resets have passed over in the topic as it is now."""
+    """Partition and offset of all records that resets have skipped in the topic as it is now."""
     resets = [note["topics"][topic] for note in notes if is_reset(note)]
     ranges = [r["offsets"] for r in resets if r["topic_id"] == resets[-1]["topic_id"]]
     return {(int(partition), at) for found in ranges for partition, span in found.items() for at in range(*span)}
@@ -113,9 +114,9 @@ def booked_as_lost(notes: Iterable[dict[str, Any]], topic: str) -> set[tuple[int
 def coverage_defects(
     rows: Iterable[dict[str, Any]], records: Iterable[Record], booked: Collection[tuple[int, int]] = ()
 ) -> list[str]:
-    """I1: each offset is there exactly once, but for those that are booked as lost: they are not there.
+    """I1: each offset is there exactly once, except that offsets booked as lost are not there.
 
-    Records of a topic that was re-created may be given together with those of the one before.
+    Records of a re-created topic may be given together with those of the earlier topic.
     """
     landed = Counter((row["partition"], row["offset"]) for row in rows)
     wanted = Counter((record.partition, record.offset) for record in records)
@@ -128,7 +129,7 @@ def coverage_defects(
 
 
 def content_defects(source: str, rows: Iterable[dict[str, Any]], records: Iterable[Record]) -> list[str]:
-    """Each row says what its record says: the same columns, or a reason and the raw bytes."""
+    """Each row matches its record: it has the same columns, or a reason and the raw bytes."""
     by_offset: dict[tuple[int, int], list[Record]] = defaultdict(list)
     for record in records:
         by_offset[record.partition, record.offset].append(record)
@@ -154,7 +155,7 @@ def _content_defect(source: str, row: dict[str, Any], record: Record) -> str | N
 
 
 def landed_defects(lake: Path, source: str, records: list[Record]) -> list[str]:
-    """Everything that can be wrong with `events/<source>`."""
+    """Every defect of `events/<source>`."""
     table = read_table(lake / "events" / source)
     return [
         *ranges_defects(table.notes, source),
@@ -164,7 +165,7 @@ def landed_defects(lake: Path, source: str, records: list[Record]) -> list[str]:
 
 
 def live_defects(lake: Path, pipeline: str, records: list[Record]) -> list[str]:
-    """Every row of `live/<pipeline>` is what the events counted so far make it: batch after batch."""
+    """Every defect of `live/<pipeline>`: each row must follow from the events counted so far, batch after batch."""
     table = read_table(lake / "live" / pipeline)
     return [
         *ranges_defects(table.notes, oracle.SOURCE_OF[pipeline]),
@@ -174,13 +175,13 @@ def live_defects(lake: Path, pipeline: str, records: list[Record]) -> list[str]:
 
 
 def cleared_defects(rows: Iterable[dict[str, Any]], notes: Iterable[dict[str, Any]]) -> list[str]:
-    """A reset leaves no row of the epochs before it."""
+    """A reset leaves no row of earlier epochs."""
     cleared = max((note["epoch"] for note in notes if is_reset(note)), default=0)
     return [f"not cleared by the reset of epoch {cleared}: {row}" for row in rows if row["epoch"] < cleared]
 
 
 def rows_defects(pipeline: str, rows: list[dict[str, Any]], records: list[Record]) -> list[str]:
-    """Replay the batch rows: which events each counted, and what every touched window must then say."""
+    """Replay the batch rows: find the events that each batch counted, and compare every window that they touched."""
     by_partition: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         by_partition[record.partition].append(record)
@@ -201,7 +202,7 @@ def rows_defects(pipeline: str, rows: list[dict[str, Any]], records: list[Record
 def _count(
     pipeline: str, records: list[Record], watermark_ms: int, states: dict[tuple[int, str], State]
 ) -> set[tuple[int, str]]:
-    """Add the records that the batch counted, and say which windows and keys they touched."""
+    """Add the records that the batch counted, and return the windows and keys that they touched."""
     size_ms, slide_ms = oracle.SHAPES[pipeline]
     touched = set()
     for record in records:
@@ -257,7 +258,7 @@ def _ms(moment: datetime) -> int:
 def final_defects(
     lake: Path, pipeline: str, records: list[Record], *, due_ms: int, blocked: Collection[str] = ()
 ) -> list[str]:
-    """What is wrong with the final slices of a lake."""
+    """Every defect of a lake's final slices."""
     rows = read_table(lake / "final" / pipeline).rows
     return final_rows_defects(pipeline, rows, records, due_ms=due_ms, blocked=blocked)
 
@@ -265,10 +266,10 @@ def final_defects(
 def final_rows_defects(
     pipeline: str, rows: list[dict[str, Any]], records: list[Record], *, due_ms: int, blocked: Collection[str] = ()
 ) -> list[str]:
-    """Every final slice holds what the oracle makes of the events within its header's offsets, and none is left out.
+    """Every final slice holds the oracle's result for the events within its header's offsets, and no slice is left out.
 
     ``due_ms`` is the moment, by the broker's clock, of the last plan that looked at all slices. Each slice that was
-    over by then must be final. The newest header does not tell: the last slices may be the ones that are missing.
+    over by then must be final. The newest header cannot give this moment: the last slices may be the missing ones.
     """
     headers = {row["final_slice"]: json.loads(row["header"]) for row in rows if row.get("final_slice")}
     windows: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -283,7 +284,7 @@ def final_rows_defects(
 
 
 def _slice_of(row: dict[str, Any], headers: dict[str, dict[str, Any]]) -> str:
-    """The slice of a final row: that of its folder, or where rows of many slices are folded, that of its window."""
+    """The slice of a final row: that of its folder or, where rows of many slices are folded, that of its window."""
     if not str(row["slice"]).startswith("rows-") or not headers:
         return str(row["slice"])
     length = next(iter(headers.values()))["slice_seconds"] * 1000

@@ -1,4 +1,4 @@
-"""A stream as Spark runs it, in plain Python: what it counts, what it emits, and what separates it from final."""
+"""A stream as Spark runs it, in plain Python: the events it counts, its rows, and how it differs from final."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Event:
-    """An accepted record; ``name`` is its key, customer or text, ``id`` what makes two of them the same."""
+    """An accepted record. ``name`` is its key, customer or text; duplicates share an ``id``."""
 
     partition: int
     offset: int
@@ -76,7 +76,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a micro-batch took: partition -> [start, end)."""
+    """The ranges of a micro-batch: partition -> [start, end)."""
 
     ranges: Mapping[int, tuple[int, int]]
     watermark_ms: int
@@ -89,13 +89,13 @@ class Batch:
 
 @dataclass
 class Scene:
-    """Events, the batches of a stream, and how far the header of each slice goes."""
+    """Events, the batches of a stream, and the offsets in the header of each slice."""
 
     pipeline: Pipeline
     events: Sequence[Event]
     batches: Sequence[Batch]
     finals: Mapping[str, Mapping[int, int]]
-    # Errors in live rows, and in final ones.
+    # Errors that are added to live rows, and to final ones.
     planted: dict[tuple[int, str], int] = field(default_factory=dict)
     planted_in_final: dict[tuple[int, str], int] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ class Scene:
         return next((number for number, batch in enumerate(self.batches) if batch.holds(event)), None)
 
     def counts(self, event: Event, start: int) -> bool:
-        """What Spark does."""
+        """Whether the stream counts an event in a window, by Spark's rules."""
         number = self.batch_of(event)
         delay_ms = self.pipeline.watermark_delay_seconds * 1000
         if number is None or event.event_ms > event.arrival_ms + delay_ms:
@@ -165,7 +165,7 @@ class Scene:
         return (at(start), at(start + self.pipeline.window.size_ms), name, *values)
 
     def causes(self) -> dict[tuple[int, str], dict[str, int]]:
-        """What separates live from final, said once more."""
+        """The causes of the difference between live and final, computed independently of the product."""
         found: dict[tuple[int, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for start in self.starts():
             final = self.final_events(start)
@@ -231,7 +231,7 @@ def place(row: Row, pipeline: Pipeline) -> tuple[int, str]:
 def scene(
     events: Iterable[Event], *batches: Batch, pipeline: Pipeline = TUMBLING, ends: Mapping[int, int] | None = None
 ) -> Scene:
-    """All slices around T0 are final up to the same offsets: all of them, if nothing is said."""
+    """A scene whose slices around T0 are all final up to the same offsets; without ``ends``, all events are counted."""
     everything = list(events)
     names = {slice_at(pipeline, T0 + second * 1000).name for second in range(-20, 20)}
     return Scene(pipeline, everything, batches, dict.fromkeys(names, {0: 99, 1: 99} if ends is None else ends))

@@ -1,4 +1,4 @@
-"""What the answers should be, in plain Python: slow, obvious, and written without a look at the product's code."""
+"""The right answers, in plain Python: slow, obvious, and written independently of the product's code."""
 
 import json
 import re
@@ -156,7 +156,7 @@ class State:
     events: int = 0
 
     def row(self) -> dict[str, Any]:
-        """The measures of the rolling sums: the mean is rounded as Spark divides, then as the column is."""
+        """The measures of the rolling sums. The mean is rounded as Spark divides, then as its column is rounded."""
         mean = (self.total / self.events).quantize(Decimal(1).scaleb(-16), ROUND_HALF_UP)
         return {
             "total": self.total.quantize(Decimal("0.000001")),
@@ -166,7 +166,7 @@ class State:
 
 
 def contributions(pipeline: str, event: Event) -> list[tuple[str, Decimal]]:
-    """What an event adds: (key, amount) pairs."""
+    """The (key, amount) pairs that an event adds."""
     if pipeline.startswith("rolling_sum"):
         return [(event.columns["key"], event.columns["value"])]
     return [(word, Decimal(0)) for word in re.split(r"\W+", event.columns["text"].lower()) if word]
@@ -177,7 +177,7 @@ SOURCE_OF = {"rolling_sum": "numbers", "rolling_sum_sliding": "numbers", "word_c
 
 
 def measures(pipeline: str, state: State) -> dict[str, Any]:
-    """The measures of a row as the pipeline names them."""
+    """The measures of a row, named as in the pipeline."""
     return {"occurrences": state.events} if pipeline == "word_count" else state.row()
 
 

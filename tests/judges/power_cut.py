@@ -1,8 +1,9 @@
-"""What a power cut leaves of a folder: of all that was written, what was made durable, and the rest as bad as can be.
+"""The state of a folder after a power cut: durable content is kept, and the rest is in the worst possible state.
 
-Every fsync of this process is watched. At each of them the power may fail, in three ways: nothing is left that was not
-made durable; the names of all files are there, and half of what is in them; or that, and files that replace others are
-whole.
+This module watches every fsync of this process. The power may fail at each of them, in three ways:
+- Only durable content is left.
+- All files are there by name, but only half of any content that was not durable.
+- The same, but files that replaced others are whole.
 """
 
 import os
@@ -13,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-# A file by its number on the disk; a folder by the names in it, each with the number of what it names.
+# A file by its number on the disk; a folder by its names, each with the number of a file or folder.
 Names = Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The state of the disk at one moment; ``steps`` is how much of the work had been reported as done."""
+    """The state of the disk at one moment. ``steps`` counts the steps of the work that had been reported as done."""
 
     steps: int
     root: int
@@ -29,18 +30,18 @@ class Cut:
     replaced: Mapping[str, bytes]
 
     def leave_what_was_durable(self, target: Path) -> None:
-        """Nothing else is there."""
+        """Leave only the durable content."""
         self._leave(self.root, target)
 
     def leave_half_of_the_rest(self, target: Path) -> None:
-        """The names of files came to the disk before what is in them."""
+        """Leave all files by name, but half of any content that was not durable: names may reach the disk first."""
         for name, content in self.written.items():
             file = target / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
 
     def leave_half_of_what_was_new(self, target: Path) -> None:
-        """As above, but files that have taken the place of older ones are whole, as a disk may write them first."""
+        """Do the same, but leave files that replaced older ones whole, as a disk may write these first."""
         self.leave_half_of_the_rest(target)
         for name, content in self.replaced.items():
             (target / name).write_bytes(content)
@@ -49,7 +50,7 @@ class Cut:
         target.mkdir()
         for name, number in self.folders.get(folder, {}).items():
             if number in self.files or number not in self.folders:
-                # A name whose content was never made durable is an empty file.
+                # A name is an empty file if its content was never made durable.
                 (target / name).write_bytes(self.files.get(number, b""))
             else:
                 self._leave(number, target / name)
@@ -57,23 +58,23 @@ class Cut:
 
 @dataclass
 class Disk:
-    """What is durable below a folder, as far as this process has asked for it."""
+    """The durable content below a folder, as far as this process has synced it."""
 
     root: Path
     steps: int = 0
     cuts: list[Cut] = field(default_factory=list)
     _folders: dict[int, Names] = field(default_factory=dict)
     _files: dict[int, bytes] = field(default_factory=dict)
-    # Kept open: the number of a file that is removed would be given to another one.
+    # Kept open: otherwise the number of a removed file would be given to another file.
     _open: list[int] = field(default_factory=list)
 
     def done(self) -> None:
-        """Something was reported as done: no power cut may undo it from now on."""
+        """Note that a step was reported as done: from now on no power cut may undo it."""
         self.steps += 1
         self._cut()
 
     def sync(self, descriptor: int) -> None:
-        """What `os.fsync` does."""
+        """Note what a call of `os.fsync` makes durable; the power may fail just before it."""
         self._cut()
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         if not path.is_relative_to(self.root):
@@ -96,7 +97,7 @@ class Disk:
                 folders=dict(self._folders),
                 files=dict(self._files),
                 written={str(file.relative_to(self.root)): self._half(file) for file in self._all()},
-                # The only file that the Delta library writes anew.
+                # The only file that the Delta library overwrites.
                 replaced={str(f.relative_to(self.root)): f.read_bytes() for f in self.root.rglob("_last_checkpoint")},
             )
         )
@@ -109,14 +110,14 @@ class Disk:
         return self._files.get(file.stat().st_ino, content[: len(content) // 2])
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for descriptor in self._open:
             os.close(descriptor)
 
 
 @contextmanager
 def watched(root: Path) -> Iterator[Disk]:
-    """A folder whose disk may lose its power at any moment."""
+    """Watch a folder on a disk that may lose power at any moment."""
     root.mkdir(parents=True)
     disk, real = Disk(root), os.fsync
 

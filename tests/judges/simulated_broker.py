@@ -1,10 +1,10 @@
-"""The source's topic in memory, and what ingest has landed of it: partitions, brokers' clocks, re-created topics."""
+"""The source's topic in memory, and its landed records: partitions, brokers' clocks, re-created topics."""
 
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-# The brokers' clocks differ by so much at most; what the product allows for is in `states.CLOCK_SKEW_MS`.
+# The most by which the brokers' clocks differ here. `states.CLOCK_SKEW_MS` is the most that the product allows for.
 SKEW_MS = 5_000
 
 
@@ -21,7 +21,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What the newest commit of `events` says: how many records are landed, and how far which topic is."""
+    """The note of the newest commit of `events`: the number of landed records, the topic, and its offsets so far."""
 
     landed: int
     topic: int
@@ -42,7 +42,7 @@ def number_of(topic_id: str) -> int:
 class Broker:
     """The records of the topic as it is now, and the landed records of all topics, in the order of landing."""
 
-    # By partition: how far the clock of its leader is ahead of the one that says what time it is.
+    # By partition: how far its leader's clock is ahead of the broker's clock.
     ahead_ms: Mapping[int, int] = field(default_factory=lambda: {0: 0, 1: 0})
     topic: int = 1
     landed: list[Record] = field(default_factory=list)
@@ -61,29 +61,29 @@ class Broker:
         return {partition: len(log) for partition, log in self.logs.items()}
 
     def append(self, partition: int, time: int, clock_ms: int) -> None:
-        """An event of this time comes now, and its broker stamps it."""
+        """Append an event of this time now; its broker stamps its arrival."""
         log = self.logs[partition]
         arrival = clock_ms + self.ahead_ms[partition]
         log.append(Record(topic=self.topic, partition=partition, offset=len(log), time=time, arrival=arrival))
 
     def re_create(self) -> None:
-        """The topic is deleted and made anew: what is not landed is gone, and offsets begin at 0."""
+        """Delete the topic and create it again: records that are not landed are lost, and offsets begin at 0."""
         self.topic += 1
         self.logs = {partition: [] for partition in self.logs}
 
     @property
     def is_landed(self) -> bool:
-        """Whether nothing is left to land."""
+        """Whether all records are landed."""
         return self.note.topic == self.topic and all(self.note.ends.get(p, 0) == end for p, end in self.ends.items())
 
     def land(self, chance: random.Random) -> None:
-        """Ingest lands some, of one partition more than of the other. A new topic it lands after a reset only."""
+        """Land some records, more of one partition than of the other. A new topic is landed only after a reset."""
         if self.note.topic != self.topic and chance.random() < 0.5:
             return
         self._land({p: chance.randint(self._landed_of(p), end) for p, end in self.ends.items()})
 
     def land_all(self) -> None:
-        """Ingest has caught up."""
+        """Land all records."""
         self._land(self.ends)
 
     def _landed_of(self, partition: int) -> int:
@@ -96,11 +96,11 @@ class Broker:
 
 
 def is_before(record: Record, topic_id: str, ends: Mapping[int, int]) -> bool:
-    """Whether a landed record lies before these offsets of a topic. What is of an earlier topic does."""
+    """Whether a landed record lies before these offsets of a topic. Every record of an earlier topic does."""
     topic = number_of(topic_id)
     return record.topic < topic or (record.topic == topic and record.offset < ends.get(record.partition, 0))
 
 
 def within(records: Iterable[Record], start_ms: int, end_ms: int) -> list[Record]:
-    """Those whose events happened in [start, end)."""
+    """The records that happened in [start, end)."""
     return [record for record in records if start_ms <= record.time < end_ms]

@@ -1,4 +1,4 @@
-"""What must be true of a world: at each commit of final slices, and in the end. They look at records, not at tables."""
+"""Conditions that a world must meet: at each commit of final slices, and in the end. They check records, not tables."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ BEGUN = (State.CLOSED, State.REOPENED, State.RECOMPUTING, State.AUDITING)
 
 
 def judge_commit(world: World) -> None:
-    """A slice goes from one version to the next, and holds what was landed up to its header's offsets."""
+    """A slice goes from one version to the next, and holds all records landed before its header's offsets."""
     before, after = world.history[-2:]
     for name, (header, content) in after.items():
         if after[name] == before.get(name):
@@ -51,7 +51,7 @@ def _content_defects(world: World, header: Header, content: int) -> list[str]:
 
 
 def judge_end(world: World) -> list[str]:
-    """After a run that nobody disturbed: everything due is final or blocked, and all tables say the same."""
+    """After an undisturbed run every due slice is final or blocked, and all tables agree."""
     defects, final = list(world.defects), world.history[-1]
     newest = {entry.slice: entry for entry in world.lines}
     for name, (header, content) in final.items():
@@ -70,7 +70,7 @@ def judge_end(world: World) -> list[str]:
 
 
 def judge_topic(world: World, header: Header, content: int) -> list[str]:
-    """The newest messages about a slice are what it holds."""
+    """The newest messages about a slice match its final content."""
     told = {key: topic_says(world, header.slice, key) for key in (key_of(0), key_of(1))}
     wanted = {key_of(content): (header.version, content)} if content else {}
     if {key: said for key, said in told.items() if said} == wanted:
@@ -79,7 +79,7 @@ def judge_topic(world: World, header: Header, content: int) -> list[str]:
 
 
 def topic_says(world: World, slice_: str, key: str) -> tuple[int, int] | None:
-    """Version and events of a window's newest message; none if there is none, or the window is gone."""
+    """Version and events of a window's newest message; None if there is no message, or the window was removed."""
     value = world.topic.get(f'["{start_of(slice_):%Y-%m-%dT%H:%M:%S}.000Z","{key}"]'.encode())
     said = json.loads(value) if value else None
     return (said["version"], said["events"]) if said else None
@@ -100,20 +100,20 @@ def judge_due(world: World, newest: Mapping[str, Entry]) -> list[str]:
 
 
 def judge_late(world: World, header: Header, line: Entry) -> list[str]:
-    """A final slice misses as many events as its line says, and none that had come in time."""
+    """A final slice misses as many events as its ledger line says, and none of them had come in time."""
     forgotten = [r for r in _missed(world, header) if came_in_time(r, header.slice) and not _excused(world, header, r)]
     defects = [f"slice {header.slice} is final without {len(forgotten)} events that came in time"] if forgotten else []
     return defects + _miscounted(world, header, line)
 
 
 def judge_too_early(world: World) -> list[str]:
-    """Where nobody plans by a wrong clock, no slice is made final before all has come that comes in time."""
+    """Without a plan by a wrong clock, no slice becomes final before all its events that come in time have come."""
     early = [] if world.plans_ahead else [line for line in world.lines if line.in_time]
     return [f"slice {line.slice} was computed without {line.in_time} events that came in time" for line in early]
 
 
 def judge_begun(world: World, newest: Mapping[str, Entry]) -> list[str]:
-    """Whatever a plan has begun is done in the end, also if its run has died: it is published, or blocked."""
+    """Each slice that a plan has begun is published or blocked in the end, also if its run was killed."""
     final = {name: header.version for name, (header, _) in world.history[-1].items()}
     begun = {(line.slice, line.version): line for line in world.lines if line.state in BEGUN}
     return [
@@ -126,7 +126,7 @@ def judge_begun(world: World, newest: Mapping[str, Entry]) -> list[str]:
 
 
 def judge_blocked(world: World, newest: Mapping[str, Entry]) -> list[str]:
-    """A blocked slice is tried again when enough events have come since: they are counted, too.
+    """A blocked slice is tried again when enough events have come since, and they are counted, too.
 
     Until then a person can publish it, so its run has not ended.
     """
@@ -137,14 +137,14 @@ def judge_blocked(world: World, newest: Mapping[str, Entry]) -> list[str]:
 
 
 def _missed(world: World, computed: Header | Entry) -> list[Record]:
-    """The events of a slice that were landed after it was computed, as far as they were counted."""
+    """The events of a slice that landed after it was computed, as far as late events were counted."""
     counted = world.counted
     behind = in_slice(world.broker.landed[computed.events_version or 0 :], computed.slice)
     return [record for record in behind if counted and is_before(record, counted.topic_id, counted.ends)]
 
 
 def _miscounted(world: World, computed: Header | Entry, line: Entry) -> list[str]:
-    """Whether a line says of how many events a slice was computed without, and how many of them came in time."""
+    """Compare a ledger line with the events that a slice was computed without, and those of them that came in time."""
     missed = _missed(world, computed)
     sure = [record for record in missed if not _excused(world, computed, record)]
     again = [r for r in in_slice(world.broker.landed, computed.slice) if _may_count_again(world, r)]
@@ -157,11 +157,15 @@ def _miscounted(world: World, computed: Header | Entry, line: Entry) -> list[str
 
 
 def _excused(world: World, computed: Header | Entry, record: Record) -> bool:
-    """Whether an event may stay uncounted: offsets do not go on from a topic to the one that is made in its place.
+    """Whether an event may stay uncounted, as the offsets of a re-created topic do not continue those of the old one.
 
-    It came while the topic was re-created: it is of the old one, and no plan has seen it; or of the new one, and ingest
-    landed it after others that came later; or by its stamp it had come when the slice was computed. Or the run told of
-    its slice after that, and what others had counted is not told in its words.
+    An event that came while the topic was re-created may stay uncounted in three cases:
+    - It belongs to the old topic, and no plan has seen it.
+    - It belongs to the new topic, and ingest landed it after records that came later.
+    - By its stamp it had already come when the slice was computed.
+
+    So may an event if the slice's run wrote its ledger line after the re-creation: that line leaves out what others had
+    counted.
     """
     if record.topic > 1 and (computed.slice, computed.version) in world.told_since:
         return True
@@ -178,7 +182,7 @@ def _excused(world: World, computed: Header | Entry, record: Record) -> bool:
 
 
 def _may_count_again(world: World, record: Record) -> bool:
-    """Whether the first count of a new topic, which goes by stamps, may find an event that is counted already."""
+    """Whether the first count of a new topic may find an event that is already counted: it goes by arrival stamps."""
     counted = world.counted
     if counted is None or counted.topic_id == id_of(record.topic) or id_of(record.topic) not in world.counts:
         return False

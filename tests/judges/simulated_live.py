@@ -1,4 +1,4 @@
-"""The live stream of a simulation, the account that compares it with what is final, and resets.
+"""A simulation's live stream, its resets, and the account that compares live with final.
 
 The decisions are the product's: may the stream begin, where does a reset begin, which slices are compared, noted or
 left to wait, and which live rows may be removed. Tables and checkpoint are models.
@@ -39,7 +39,7 @@ _BATCHES = pa.schema([("batch", pa.int64()), ("as_of", TIME), ("offsets", pa.str
 
 @dataclass(frozen=True)
 class Rows:
-    """The live table at one version: of each slice the events that its rows count, and the rows about batches."""
+    """The live table at one version: for each slice the events that its rows count, and the rows about batches."""
 
     version: int = 0
     note: Note | None = None
@@ -67,7 +67,7 @@ class Stream:
         )
 
     def commit(self, seen: Rows, rows: Rows) -> None:
-        """As Delta does: on the version only that its writer has seen."""
+        """Commit as Delta does: only if the table is still at the version that the writer has seen."""
         self.world.operate("live: commit")
         if self.rows.version != seen.version:
             raise OvertakenError("another writer has committed")
@@ -75,7 +75,7 @@ class Stream:
         self.world.operate("live: committed")
 
     def stream(self, batches: int) -> None:
-        """A driver that ends after some batches. Each is refused where the product would not begin."""
+        """Run a driver that ends after some batches. Each batch is refused where the product would not begin."""
         for _ in range(batches):
             with writing(self.world.root, SUM.name) as lease:
                 seen, topic = self.rows, self.topic
@@ -88,7 +88,7 @@ class Stream:
                 self._prune(live._superseded(lease))
 
     def _finish(self) -> None:
-        """The checkpoint says of the newest batch that it is written, as Spark does when it finds it written."""
+        """Note in the checkpoint that the newest batch is written, as Spark does when the table already has it."""
         note = self.rows.note
         if note and note.batch is not None:
             batch, ends = note.batch, note.ends
@@ -97,7 +97,7 @@ class Stream:
             )
 
     def _counted(self, seen: Rows, topic: TopicState) -> Rows:
-        """One batch more: what it takes of each partition, and of which slices it counts what."""
+        """Add one batch: it takes a range of each partition, and its events are added to their slices."""
         chance, log = self.world.chance, self.world.broker.logs
         starts = self.progress.resume[TOPIC] if self.progress else Start.of(TOPIC, {TOPIC: topic}, seen.note).reached
         ends = {p: chance.choice((len(log[p]), chance.randint(starts.get(p, 0), len(log[p])))) for p in log}
@@ -109,7 +109,7 @@ class Stream:
         state = slices if self.progress else {}
         for record in counted:
             name = slice_of(record.time).name
-            # A new checkpoint has no state: what it counts takes the place of what was there.
+            # A new checkpoint has no state, so its counts replace the earlier ones.
             slices[name] = state[name] = (*state.get(name, ()), record)
         newest_ms = max([late_ms, *(record.time - SUM.watermark_delay_seconds * 1000 for record in taken)])
         number = seen.note.batch + 1 if seen.note and seen.note.batch is not None else 0
@@ -143,30 +143,30 @@ class Stream:
             self.commit(self.rows, replace(self.rows, slices=kept))
 
     def reset(self, to: reset.To) -> None:
-        """What an operator does when the stream is refused, or for another reason."""
+        """Reset the stream as an operator does, because it was refused or for another reason."""
         settings: Any = SimpleNamespace(lake_root=self.world.root)
         reset.apply(settings, None, reset.Request(job=SUM.name, to=to))  # type: ignore[arg-type]
 
     def account(self, run: str) -> None:
-        """A run of the account."""
+        """Run the account."""
         settings: Any = SimpleNamespace(lake_root=self.world.root, live_kept_seconds=LIVE_KEPT_SECONDS)
         account.run(settings, SUM, run)
 
 
 def is_counted(record: Record, watermark_ms: int) -> bool:
-    """Whether a batch with this watermark counts an event: its window is not over."""
+    """Whether a batch with this watermark counts an event: the event's window is not over."""
     size_ms = SUM.window.size_ms
     return record.time - record.time % size_ms + size_ms > watermark_ms
 
 
 def at(time_ms: int) -> datetime:
-    """A moment as a time."""
+    """Convert milliseconds to a datetime."""
     return datetime.fromtimestamp(time_ms / 1000, UTC)
 
 
 @dataclass
 class ResetWriter:
-    """`TableWriter` as a reset uses it."""
+    """`TableWriter`, with the parts that a reset uses."""
 
     stream: Stream
     seen: Rows
@@ -205,7 +205,7 @@ class AccountsModel:
         return {each for each in self.stream.accounted if days is None or each[0][:8] in days}
 
     def unexplained(self) -> list[dict[str, Any]]:
-        """The judge looks at each comparison itself."""
+        """Return nothing: the judge looks at each comparison itself."""
         return []
 
     def new_stage(self) -> Path:
@@ -217,11 +217,11 @@ class AccountsModel:
         self.stream.world.operate("account: committed")
 
     def tend(self, kept_from: str) -> None:
-        """Files have no part in it."""
+        """Do nothing: files have no part in the simulation."""
 
 
 def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[drift.Taken]) -> dict[str, Any]:
-    """The total of a slice. It goes by offsets as the product does, so what is of two topics does not add up."""
+    """The total of a slice. Like the product it goes by offsets, so records of two topics do not add up."""
     records = in_slice(seen.landed.records if seen.landed else [], header.slice)  # type: ignore[attr-defined]
     batches = [(each, round(each.watermark.timestamp() * 1000)) for each in taken]
     wanted = sorted(
@@ -245,7 +245,7 @@ def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[
 
 @contextmanager
 def live_of(world: World) -> Iterator[Stream]:
-    """The product's account and reset on a stream of the world's, within `model_of`."""
+    """Run the product's account and reset on a stream of the world, within `model_of`."""
     stream = Stream(world)
 
     def live_at(*_: object) -> LiveView:
@@ -303,7 +303,7 @@ def live_of(world: World) -> Iterator[Stream]:
 
 
 def landed_note(world: World) -> Note | None:
-    """What the newest commit of `events` says."""
+    """The note of the newest commit of `events`."""
     note = world.broker.note
     ranges = Ranges(topic_id=f"t{note.topic}", offsets={p: (0, end) for p, end in note.ends.items()})
     topics = {TOPIC: ranges}
@@ -311,13 +311,13 @@ def landed_note(world: World) -> Note | None:
 
 
 def judge_account(stream: Stream) -> list[str]:
-    """When stream, ingest and account have caught up, each final slice has its account."""
+    """When stream, ingest and account have caught up, each final slice has an account."""
     final = {(name, header.version) for name, (header, _) in stream.world.history[-1].items()}
     return [f"slice {name} version {version} has no account" for name, version in sorted(final - stream.accounted)]
 
 
 def or_reset(stream: Stream, batches: int, to: reset.To) -> None:
-    """The stream; where it is refused, an operator does what the sentence says."""
+    """Run the stream; if it is refused and the refusal names a reset, reset the stream as an operator does."""
     try:
         stream.stream(batches)
     except Refusal as error:

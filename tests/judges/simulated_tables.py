@@ -1,7 +1,7 @@
 """The tables of a simulation. They behave as Delta's do.
 
-A commit is there or not, and succeeds on the version only that its writer has seen. Rows are made up: a slice has one
-window, which counts events. Its key changes with their number, so most new versions take a window away.
+A commit is there completely or not at all. It succeeds only on the version that its writer has seen. Rows are made up:
+a slice has one window, which counts events. Its key changes with their number, so most new versions remove a window.
 """
 
 import json
@@ -75,7 +75,7 @@ class FinalModel:
         yield self.world.root / "stage"
 
     def tend(self, check: Callable[[], None], now_ms: int) -> None:
-        """Files have no part in the protocol."""
+        """Do nothing: files have no part in the protocol."""
 
     def publish(self, publications: Sequence[Publication]) -> None:
         world = self.world
@@ -134,7 +134,7 @@ class LedgerModel:
 
 
 class LandedModel:
-    """`Landed` in memory, pinned at what is landed now."""
+    """`Landed` in memory, pinned at the records that are landed now."""
 
     def __init__(self, world: World) -> None:
         self.note = world.broker.note
@@ -173,7 +173,7 @@ class LandedModel:
 
 
 def window(found: tuple[Header, int] | None) -> pa.Table:
-    """The one row of a slice, none if nothing fell into it."""
+    """The one row of a slice, or no row if it has no events."""
     rows = []
     if found and found[1]:
         start = start_of(found[0].slice)

@@ -17,15 +17,15 @@ from tests.leases import Leases
 
 SUM = PIPELINES["rolling_sum"]
 MINUTE_MS = 60_000
-# Three minutes before midnight: slices of two days.
+# Three minutes before midnight, so that there are slices of two days.
 BEGIN_MS = 1_800_057_600_000 - 3 * MINUTE_MS
 SEND = "topic: send"
-# A slice's version and how many events its window counts.
+# By slice: the header with its version, and the number of events that its window counts.
 Final = dict[str, tuple[Header, int]]
 
 
 class Killed(BaseException):
-    """What `kill -9` is to an actor."""
+    """The `kill -9` of an actor."""
 
 
 @dataclass
@@ -36,20 +36,20 @@ class World:
     chance: random.Random
     clock_ms: int = BEGIN_MS
     broker: Broker = field(default_factory=Broker)
-    # Whether its topic is re-created now and then, and whether plans are made by a clock that is ahead.
+    # Whether the topic is re-created now and then, and whether plans are made by a clock that is ahead.
     re_creates: bool = False
     plans_ahead: bool = False
     history: list[Final] = field(default_factory=lambda: [{}])
     lines: list[Entry] = field(default_factory=list)
     commits: int = 0
     counted: Counted | None = None
-    # Of each topic the first and the last count of late events.
+    # For each topic the first and the last count of late events.
     counts: dict[str, tuple[Counted, Counted]] = field(default_factory=dict)
-    # Slices and versions of which a run has told something when the topic was another one than it had planned with.
+    # Slices and versions with ledger lines that were written when the topic was no longer the planned one.
     told_since: set[tuple[str, int]] = field(default_factory=set)
     topic: dict[bytes, bytes | None] = field(default_factory=dict)
     leases: Leases = field(init=False)
-    # By actor: how far the clock of its machine is ahead of the broker's.
+    # By actor: how far the clock of its machine is ahead of the broker's clock.
     machines: dict[greenlet, int] = field(default_factory=dict)
     bad: Collection[str] = field(default_factory=set)
     reported: list[tuple[str, int]] = field(default_factory=list)
@@ -65,14 +65,14 @@ class World:
         return self.machines.get(getcurrent(), 0)
 
     def operate(self, name: str) -> None:
-        """A moment before or after an operation: here an actor may be paused for ever, or killed."""
+        """Mark a moment before or after an operation. Here an actor may be killed, or paused without end."""
         self.operations.append(name)
         parent = getcurrent().parent
         if parent is not None:
             parent.switch(name)
 
     def arrive(self, *times: int) -> None:
-        """Events of these times come now."""
+        """Append events of these times now."""
         for time in times:
             self.broker.append(self.chance.choice(sorted(self.broker.logs)), time, self.clock_ms)
 
@@ -84,7 +84,7 @@ class World:
             self.counts[counted.topic_id] = first, counted
 
     def note_told(self, lines: list[Entry]) -> None:
-        """Remember which runs have told something after the topic was re-created."""
+        """Remember the slices and versions of ledger lines that were written after the topic was re-created."""
         topic_id = self.counted.topic_id if self.counted else None
         self.told_since |= {
             (line.slice, line.version) for line in lines if line.boundary and line.boundary.topic_id != topic_id
@@ -92,13 +92,13 @@ class World:
 
 
 def in_slice(records: list[Record], name: str) -> list[Record]:
-    """The records whose events happened in a slice."""
+    """The records that happened in a slice."""
     slice_ = slice_named(SUM, name)
     return within(records, slice_.start_ms, slice_.end_ms)
 
 
 def came_in_time(record: Record, name: str) -> bool:
-    """Whether a record arrived before a slice was over, by the stamp of its broker."""
+    """Whether a record arrived within the allowed lateness of a slice, by the stamp of its broker."""
     return record.arrival < slice_named(SUM, name).end_ms + SUM.allowed_lateness_seconds * 1000
 
 
@@ -108,7 +108,7 @@ def is_over(world: World, name: str) -> bool:
 
 
 def slice_of(time_ms: int) -> Slice:
-    """The slice in which a moment lies."""
+    """The slice of a moment."""
     return slice_at(SUM, time_ms)
 
 
@@ -118,5 +118,5 @@ def key_of(events: int) -> str:
 
 
 def start_of(name: str) -> Any:
-    """When a slice begins."""
+    """The begin of a slice."""
     return slice_named(SUM, name).start

@@ -1,4 +1,4 @@
-"""The protocol of recompute on tables that exist only in memory: actors that are paused, killed and overtaken anywhere.
+"""The protocol of recompute on tables in memory. Actors are paused, killed and overtaken at any operation.
 
 Plan, publish and lease are the product's own code. Tables, topics and clocks are models, and verdicts are made up.
 """
@@ -30,7 +30,7 @@ from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, Killed,
 
 @contextmanager
 def model_of(world: World) -> Iterator[None]:
-    """The product's protocol on the world's tables."""
+    """Run the product's protocol on the world's tables."""
 
     def send(_kafka: object, _topic: str, wanted: Any) -> int:
         count = 0
@@ -58,7 +58,7 @@ def model_of(world: World) -> Iterator[None]:
         for module in (planning, plan_inputs, late):
             patch.setattr(module, "Landed", landed)
         patch.setattr(plan_inputs, "require", require)
-        # Ingest lands nothing while this process waits for it.
+        # Ingest lands no records while this process waits for it.
         patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
         patch.setattr(publishing, "send", send)
         patch.setattr(clock, "_stamped_ms", lambda _: world.clock_ms)
@@ -69,10 +69,10 @@ def model_of(world: World) -> Iterator[None]:
 def run(
     world: World, name: str, request: Request | None = None, *, ahead_ms: int = 0, off_ms: int = 0
 ) -> Published | None:
-    """One DAG run: plan, stage, audit, publish. Tasks may be killed; what they leave is in the world.
+    """Run one DAG run: plan, stage, audit, publish. Tasks may be killed; their work so far stays in the world.
 
-    ``ahead_ms``: it plans by a clock that is so far ahead of the broker's, as one of an older version may do.
-    ``off_ms``: the clock of its machine is ahead by so much, or behind.
+    ``ahead_ms``: it plans by a clock that is so far ahead of the broker's clock, as an older version may do.
+    ``off_ms``: the clock of its machine is ahead of the broker's clock by so much, or behind.
     """
     settings = SimpleNamespace(lake_root=world.root, kafka=None)
     world.machines[getcurrent()] = off_ms
@@ -113,7 +113,7 @@ def run(
 
 
 def stage_slice(own: Try, work: Work) -> StagedSlice:
-    """A file that says how many events its window counts; none for a slice without events."""
+    """Stage a file that holds the number of events of its window; stage no file for a slice without events."""
     if not work.events:
         return StagedSlice()
     file = own.stage / f"slice={work.slice}" / "rows.parquet"
@@ -125,10 +125,10 @@ def stage_slice(own: Try, work: Work) -> StagedSlice:
 def in_turns(
     world: World, actors: Mapping[str, Sequence[Callable[[], object]]], steps: int, news: int = 100
 ) -> list[str]:
-    """Let actors run in an order of chance, each paused at every operation; some are killed, some overtaken.
+    """Run actors in random order, each paused at every operation. Some are killed, some are overtaken.
 
-    Who holds the lease may be suspended for many steps: then somebody else takes over, and it goes on behind that.
-    ``news``: after so many steps nothing happens any more.
+    The holder of the lease may be suspended for many steps. Then another actor takes over, and the first goes on later.
+    ``news``: after so many steps no new events happen.
     """
     told: list[str] = []
     alive = {name: begin(work, told) for name, work in actors.items()}
@@ -149,7 +149,7 @@ def in_turns(
             names = {actor: name for name, actor in alive.items()}
             suspended[names[sleeper]] = step + world.chance.choice((20, 400))
             continue
-        # Later nothing happens: news would have a slice done again, and hide what went wrong before.
+        # Later no news happens: news would cause a slice to be done again, and hide an earlier error.
         if happening < 0.15 and step < news:
             happen(world)
         _step(world, alive[name])
@@ -161,9 +161,9 @@ def in_turns(
 
 
 def _step(world: World, actor: greenlet) -> None:
-    """Go on to the next operation. In the middle of a slice's messages an actor may be killed, but does not sleep.
+    """Go on to the next operation. Between the messages of a slice an actor may be killed, but is not suspended.
 
-    The product looks at its lease before each slice. Kafka has no fence for who sleeps behind that look.
+    The product checks its lease before each slice. Kafka has no fence against an actor that is suspended after it.
     """
     while actor.switch() == SEND:
         if world.chance.random() < 0.05:
@@ -171,7 +171,7 @@ def _step(world: World, actor: greenlet) -> None:
 
 
 def begin(works: Sequence[Callable[[], object]], told: list[str]) -> greenlet:
-    """An actor that does one work after the other, whatever became of the one before."""
+    """An actor that does its works in order. A refused work does not stop the next one; a kill ends the actor."""
 
     def main() -> None:
         with suppress(Killed):
@@ -188,7 +188,7 @@ def begin(works: Sequence[Callable[[], object]], told: list[str]) -> greenlet:
 
 def _kill(world: World, actor: greenlet) -> None:
     world.leases.killing = True
-    # One that has not begun has nothing to end.
+    # An actor that has not begun has nothing to end.
     if actor:
         actor.throw(Killed())
     world.leases.killing = False
@@ -196,15 +196,15 @@ def _kill(world: World, actor: greenlet) -> None:
 
 
 def happen(world: World) -> None:
-    """Time passes, events come, some of them late; ingest lands some."""
+    """Let time pass and events come, some of them late; ingest lands some of them."""
     chance = world.chance
-    # At the moment at which a slice is over, those that arrive are behind by their brokers' clocks.
+    # Sometimes stop when a slice is over: brokers with clocks that are behind then stamp new arrivals too early.
     over_ms = closes_at(SUM, slice_of(0)) % MINUTE_MS - world.clock_ms % MINUTE_MS
     over_ms -= chance.choice((0, 10_000))
     world.clock_ms += chance.choice((0, 1_000, over_ms % MINUTE_MS, 30_000, MINUTE_MS))
     if world.re_creates and chance.random() < 0.1:
         world.broker.re_create()
-        # That takes longer than the brokers' clocks differ.
+        # A re-creation takes longer than the brokers' clocks differ.
         world.clock_ms += 2 * SKEW_MS
     for _ in range(chance.randrange(4)):
         ago_ms = chance.choice((0, 0, 0, 30_000, 90_000, 200_000))

@@ -1,6 +1,6 @@
-"""The file operations of the product's own code: a process may die before each of them, and in the middle of a write.
+"""The file operations of the product's own code: a process may be killed before each, and in the middle of a write.
 
-What a dying process would do on its way out it does not do: it is dead.
+A killed process does nothing more: its cleanup does not run either.
 """
 
 import os
@@ -20,7 +20,10 @@ _NAMES = ("write_bytes", "replace", "hardlink_to", "unlink", "mkdir", "rename", 
 
 @dataclass
 class Tears:
-    """How many file operations are left until this process dies; none: it lives. ``done`` names what was done."""
+    """Counts down file operations until this process is killed; with ``left=None`` it is not.
+
+    ``done`` names the operations so far.
+    """
 
     root: Path
     die: Callable[[], BaseException]
@@ -29,7 +32,7 @@ class Tears:
     done: list[str] = field(default_factory=list)
 
     def operate(self, name: str, path: Path) -> bool:
-        """Whether the process dies at this operation."""
+        """Whether the process is killed at this operation."""
         if not path.is_relative_to(self.root):
             return False
         if self.is_dead:
@@ -42,12 +45,12 @@ class Tears:
         return self.is_dead
 
     def reach(self, name: str, path: Path) -> None:
-        """Die at this operation, if it is the one."""
+        """Kill the process if this is the chosen operation."""
         if self.operate(name, path):
             raise self.die()
 
     def wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of `Path` at which the process may die. Of a write half is left."""
+        """Wrap a method of `Path` so that the process may be killed at it. A killed write leaves half the content."""
 
         def method(path: Path, *arguments: Any, **more: Any) -> Any:
             if self.operate(name, path):
@@ -62,7 +65,7 @@ class Tears:
 
 @contextmanager
 def torn(root: Path, die: Callable[[], BaseException]) -> Iterator[Tears]:
-    """Watch the file operations below a folder, and let the process die at one of them."""
+    """Watch the file operations below a folder, and kill the process at one of them."""
     tears = Tears(root, die)
     with pytest.MonkeyPatch.context() as patch:
         for name in _NAMES:
@@ -72,7 +75,7 @@ def torn(root: Path, die: Callable[[], BaseException]) -> Iterator[Tears]:
 
 
 def _remove(folder: Path, *, ignore_errors: bool) -> None:
-    """What `shutil.rmtree` does, file after file."""
+    """Stand in for `shutil.rmtree`, file after file."""
     assert ignore_errors
     with suppress(OSError):
         for entry in sorted(os.listdir(folder)):

@@ -1,4 +1,4 @@
-"""The judge is judged: a sound history has no defect, and each planted defect is named."""
+"""Tests of the judge: a sound history has no defect, and each planted defect is named."""
 
 import copy
 import json
@@ -60,7 +60,7 @@ def notes() -> list[dict[str, Any]]:
 
 
 def live_rows() -> Rows:
-    """Two batches of rolling_sum, made with the oracle over all records and over the first half."""
+    """Two batches of rolling_sum, made with the oracle: the first over half of the records, the second over all."""
     rows: Rows = []
     events = [checker.oracle.accept("numbers", record) for record in records()]
     seen: list[Any] = []
@@ -144,7 +144,7 @@ def after(batch: dict[str, Any], write_id: str = "w2") -> dict[str, Any]:
 
 
 def landed_notes() -> list[dict[str, Any]]:
-    """As `notes`, but partition 1 has lost the offsets 8 to 12 to a reset, and a second one lost nothing."""
+    """Like `notes`, but a first reset books the offsets 8 to 12 of partition 1 as lost; a second one loses nothing."""
     return [
         note(0, {"0": [0, 10], "1": [0, 8]}),
         reset({"0": [10, 10], "1": [8, 12]}, 2, "ingest"),
@@ -154,7 +154,7 @@ def landed_notes() -> list[dict[str, Any]]:
 
 
 def live_notes() -> list[dict[str, Any]]:
-    """Back to offset 3, and on from there."""
+    """The stream goes back to offset 3, and on from there."""
     return [*notes(), reset({"0": [3, 3], "1": [3, 3]}, 2, "sum"), after(note(0, {"0": [3, 9], "1": [3, 9]}, 3))]
 
 
@@ -255,7 +255,7 @@ def test_live_rows(plant: Callable[[Rows], object]) -> None:
 
 
 def final_rows() -> Rows:
-    """Two slices of a second of what is accepted, as recompute has them, after an empty one."""
+    """The accepted events in slices of one second, as recompute writes them; the first slice is empty."""
     slices = [checker._name(T0 + second * 1000) for second in range(-1, 4)]
     windows = aggregate("rolling_sum", windows_of_events())
     rows: Rows = []
@@ -278,7 +278,7 @@ def final_rows() -> Rows:
     return rows
 
 
-# When the last of the five slices is over: no late event is awaited any more.
+# The moment when the last of the five slices is over, so that no late event is awaited any more.
 DUE_MS = T0 + 4_000 + checker.ALLOWED_LATENESS_MS + checker.CLOCK_SKEW_MS
 
 
@@ -322,7 +322,7 @@ def test_rows_of_many_slices_in_one_folder_are_judged_by_their_windows() -> None
         (lambda rows: change_header(rows, 2, version=2), "mixed: slice"),
         (lambda rows: change_header(rows, 2, rows=99), "says 99 rows"),
         (lambda rows: change_header(rows, 2, events=99), "says 99 events"),
-        # An event that is landed later than the header says is not to be in it.
+        # An event that landed after the header's offsets must not be in the slice.
         (lambda rows: change_header(rows, 2, offsets={"0": 3, "1": 3}), "slice"),
         (lambda rows: rows.remove(next(row for row in rows[3:] if row.get("final_slice"))), "rows without a header"),
         (lambda rows: rows.__setitem__(slice(None), [r for r in rows if "3" not in named_slice(r)]), "left out: slice"),
@@ -337,7 +337,7 @@ def test_final_rows(plant: Callable[[Rows], object], named: str) -> None:
 
 
 def named_slice(row: dict[str, Any]) -> str:
-    """The last digit of its slice, counted from the first."""
+    """The number of the row's slice, counted from T0 as 1."""
     name = str(row.get("final_slice") or row["slice"])
     return str((checker._start(name) - T0) // 1000 + 1) if "window_start" in row or row.get("final_slice") else ""
 
@@ -352,10 +352,10 @@ def test_a_blocked_slice_may_be_left_out() -> None:
 
 @pytest.mark.parametrize("missing", [{-1}, {0}, {1}, {2}, {3}, {2, 3}, {1, 2, 3}, {-1, 0}, {-1, 1, 3}])
 def test_a_slice_that_is_missing_is_named_wherever_it_lies(missing: set[int]) -> None:
-    """The head, the middle, the tail; also where all slices after the second are missing."""
+    """The head, the middle, the tail; also the case that all slices after the second are missing."""
     gone = {checker._name(T0 + second * 1000) for second in missing}
     left = [row for row in final_rows() if gone.isdisjoint((row["slice"], row.get("final_slice")))]
-    # Before the first event nothing has to be final: no slice is due there but by the header of an earlier one.
+    # Before the first event no slice is due, unless an earlier slice has a header.
     named = {name for name in gone if name != checker._name(T0 - 1000)}
     assert final_defects(left) == [f"left out: slice {name}" for name in sorted(named)]
     assert final_defects(left, blocked=gone) == []

@@ -1,4 +1,4 @@
-"""The power fails at every moment of the platform's own writes: what was reported stays, and work goes on."""
+"""The power fails at every moment of the platform's own writes: reported work stays, and new work goes on."""
 
 import os
 import time
@@ -42,7 +42,7 @@ Way = Callable[[Cut, Path], None]
 
 
 def work(lake: Path, disk: Disk) -> list[str]:
-    """A stream commits batches, and a run is planned, staged, judged, published and told; what was reported."""
+    """Commit a stream's batches; plan, stage, judge, publish and announce a run. Return the reported steps."""
     reported: list[str] = []
 
     def done(what: str) -> None:
@@ -50,7 +50,7 @@ def work(lake: Path, disk: Disk) -> list[str]:
         disk.done()
 
     control = Control.of(lake, SUM.name)
-    # The process that wrote is gone, as after a power cut.
+    # The writing process is gone, as after a power cut.
     epoch = control.reserve(replace(Owner.this_process(), started_seconds=-1.0))
     done("lease")
     writer = TableWriter.open(lake / SUM.live_table, SCHEMA, "slice", epoch=epoch)
@@ -85,7 +85,7 @@ def work(lake: Path, disk: Disk) -> list[str]:
 
 
 def judge(lake: Path, reported: list[str]) -> None:
-    """All that was reported is there and whole, and the work goes on."""
+    """Everything reported is there and whole, and the work goes on."""
     control = Control.of(lake, SUM.name)
     judge_stream(lake, control, reported)
     assert ("receipt" not in reported) or control.newest_epoch().receipt is not None  # type: ignore[union-attr]
@@ -110,7 +110,7 @@ def judge_stream(lake: Path, control: Control, reported: list[str]) -> None:
     control.history()
     control.forgive("an operator")
     path = lake / SUM.live_table
-    # In the order in which a driver starts.
+    # This is the order of a driver's start.
     note = last_note(path, mends=True)
     writer = TableWriter.open(path, SCHEMA, "slice", epoch=control.newest())
     batch = note.batch if note and note.batch is not None else -1
@@ -122,7 +122,7 @@ def judge_stream(lake: Path, control: Control, reported: list[str]) -> None:
 
 
 def judge_tables(lake: Path, reported: list[str]) -> None:
-    # As a plan does, which reads before it writes.
+    # Read before writing, as a plan does.
     planning._read(lake, SUM)
     ledger, final = Ledger.open(lake, SUM), FinalTable.open(lake, SUM)
     line = ledger.newest().get(finals.FIRST.name)

@@ -1,4 +1,4 @@
-"""Plan and publish, killed and overtaken at every operation: what is published is whole, and the next run mends all."""
+"""Plan and publish are killed and overtaken anywhere: published slices are whole, and the next run does the rest."""
 
 import json
 import random
@@ -39,11 +39,11 @@ from tests.judges.simulation import begin, happen, in_turns, model_of, run, stag
 from tests.judges.tears import torn
 
 HOUR_MS = 60 * MINUTE_MS
-# By partition: how far the clock of its leader is ahead of that which says what time it is.
+# By partition: how far its leader's clock is ahead of the broker's clock.
 SKEWS = ((0, -SKEW_MS), (SKEW_MS, 0), (-SKEW_MS // 2, SKEW_MS // 2))
 WAYS = (To.EARLIEST, To.LATEST, To.LANDED)
 LIVE_SEEDS, LIVE_SEED = 40, 10_000
-# Each is a history of up to six runs by three to five actors, with a lease that is the product's own.
+# Each seed is a history of up to six runs by three to five actors, with the product's own lease.
 SEEDS = 400
 
 
@@ -61,24 +61,24 @@ def world_of(root: Path, seed: int) -> World:
 
 
 def settle(world: World) -> list[str]:
-    """Everything landed, and two runs that nobody disturbs: the second has nothing left to do but what is blocked."""
+    """Land everything and do two undisturbed runs, so that only blocked slices are left. Return the defects."""
     world.broker.land_all()
     run(world, "settling")
-    # What was reopened by late events of the first is final after the second.
+    # Slices that late events of the first run reopened are final after the second.
     run(world, "settled")
     return judge_end(world)
 
 
 def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
-    """What is wrong in the end. ``told`` gets how those ended that did not end well."""
+    """Return the defects in the end. ``told`` collects the errors of works that failed."""
     world = world_of(root, seed)
     first = slice_at(SUM, BEGIN_MS)
     asked = Request(slices=(first, slice_at(SUM, BEGIN_MS + MINUTE_MS)), reason="asked")
     with model_of(world), pytest.MonkeyPatch.context() as patch:
         if seed % 4 == 3 and seed % 5:
-            # As if the day before midnight were a week ago: once it is whole, a plan looks there for what runs left.
+            # As if the day before midnight were a week ago: once it is whole, a plan seeks only unfinished work there.
             patch.setattr(days, "_MORE_HOURS", -SUM.source.horizon_hours)
-        # Half as much as is refused, and much more.
+        # Half of the tolerance, and much more than it.
         off_ms = {1: CLOCK_TOLERANCE_MS // 2, 2: -CLOCK_TOLERANCE_MS // 2}.get(seed % 5, 0)
         actors: dict[str, tuple[Callable[[], object], ...]] = {
             "a": (lambda: run(world, "a", off_ms=off_ms), lambda: run(world, "a again", off_ms=off_ms)),
@@ -100,7 +100,7 @@ def simulate(root: Path, seed: int, told: list[str] | None = None) -> list[str]:
 
 
 def simulate_live(root: Path, seed: int) -> list[str]:
-    """What is wrong in the end, with a live stream, its resets, and the account that compares and prunes."""
+    """Return the defects in the end, with a live stream, its resets, and the account that compares and prunes."""
     world = world_of(root, LIVE_SEED + seed)
     world.re_creates = seed % 3 == 0
     with model_of(world), live_of(world) as stream:
@@ -122,7 +122,7 @@ def simulate_live(root: Path, seed: int) -> list[str]:
 
 
 def settle_live(world: World, stream: Stream) -> list[str]:
-    """The stream goes on, or begins anew, and two accounts are made that nobody disturbs."""
+    """The stream goes on or begins anew, then two undisturbed accounts follow. Return the defects."""
     or_reset(stream, 2, To.EARLIEST)
     for at in range(2):
         stream.account(f"settling {at}")
@@ -136,7 +136,7 @@ def back(world: World, slice_: str) -> None:
 
 @pytest.fixture(autouse=True)
 def staged_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rolled back rows, as the model reads them."""
+    """Stage rolled-back rows in the form that the model reads."""
 
     def stage_again(stage: Path, header: Header, rows: object) -> tuple[Path, ...]:
         file = stage / f"{header.slice}-{header.version}.json"
@@ -159,7 +159,7 @@ def test_nothing_happens_twice_and_nothing_is_lost_whoever_dies_when(tmp_path: P
 
 
 def test_nothing_is_lost_if_replaced_runs_go_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here runs overlap, so some lose their folder while they work: they fail, and the next one does their work."""
+    """Here runs overlap, so some lose their folder while they work: they fail, and the next run does their work."""
 
     original = run
 
@@ -184,7 +184,7 @@ def test_accounts_add_up_whatever_becomes_of_stream_and_topic(tmp_path: Path) ->
 
 
 def test_an_account_does_not_compare_with_events_of_a_topic_that_no_plan_has_seen_yet(tmp_path: Path) -> None:
-    """By their offsets they would be in slices that were computed before."""
+    """Their offsets look as if they belonged to slices that were computed before."""
     world = world_of(tmp_path, 3)
     world.bad = set()
     with model_of(world), live_of(world) as stream:
@@ -204,7 +204,7 @@ def whole_run(root: Path) -> World:
 
 
 def die_at(world: World, operation: int, work: Callable[[], object]) -> None:
-    """Do a work, killed at one of its operations; others find its lease as it was then."""
+    """Do a work and kill it at one of its operations; others find its lease as it was then."""
     left = iter(range(operation))
 
     def count_down(_name: str) -> None:
@@ -234,7 +234,7 @@ def test_killed_at_every_operation_of_a_run_in_turn(tmp_path: Path) -> None:
 
 
 def tear_at(world: World, operation: int | None, work: Callable[[], object]) -> list[str]:
-    """Do a work that dies at an operation on files or tables, if at any; the operations that were done."""
+    """Do a work and kill it at an operation on files or tables, if one is given. Return the operations so far."""
 
     def die() -> BaseException:
         world.leases.killing = True
@@ -252,7 +252,7 @@ def tear_at(world: World, operation: int | None, work: Callable[[], object]) -> 
 
 
 def begun_before(root: Path) -> World:
-    """A slice is blocked, and one is asked for in a run that has died after its audit."""
+    """A slice is blocked, and another one was asked for in a run that was killed after its audit."""
     world = whole_run(root)
     with model_of(world):
         run(world, "first")
@@ -267,7 +267,7 @@ def begun_before(root: Path) -> World:
 
 
 def test_killed_at_every_file_operation_of_a_run_that_begins_again(tmp_path: Path) -> None:
-    """Before each of them, or in the middle where it writes. The same run goes on, or the next one does."""
+    """The run is killed before each operation, or in the middle of a write. The same run or the next one goes on."""
     reference = begun_before(tmp_path / "reference")
     with model_of(reference):
         operations = tear_at(reference, None, partial(run, reference, "dying", ASKED))
@@ -285,7 +285,7 @@ def test_killed_at_every_file_operation_of_a_run_that_begins_again(tmp_path: Pat
 
 
 def rolled_back(root: Path, dies_at: int | None = None) -> World:
-    """A slice has two versions, and is rolled back to the first, by one that may be killed at an operation."""
+    """A slice has two versions and is rolled back to the first; the roll-back may be killed at an operation."""
     world, slice_ = world_of(root, 3), slice_at(SUM, BEGIN_MS)
     world.bad = set()
     with model_of(world):
@@ -313,12 +313,12 @@ def test_killed_at_every_operation_of_a_rollback_in_turn(tmp_path: Path) -> None
 
 
 def test_suspended_at_every_operation_while_another_does_the_same(tmp_path: Path) -> None:
-    """It wakes up when the other has published a newer version, and told the topic: nothing of that may change."""
+    """The run goes on after another has published and announced a newer version: it may change nothing of that."""
     with model_of(reference := whole_run(tmp_path / "reference")):
         run(reference, "whole")
     asked = Request(slices=tuple(slice_at(SUM, BEGIN_MS + at * MINUTE_MS) for at in range(3)), reason="asked")
     told: list[str] = []
-    # Between its look at the lease and the message nothing can stop one: Kafka has no fence for it.
+    # Between the check of the lease and the message nothing can stop a run: Kafka has no fence for it.
     for at in (at for at, name in enumerate(reference.operations) if name != SEND):
         world = whole_run(tmp_path / str(at))
         with model_of(world):
@@ -377,12 +377,12 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
 
 
 def names_early(world: World) -> set[str]:
-    """Slices that are final and not over."""
+    """The slices that are final but not over."""
     return {name for name in world.history[-1] if early(SUM, slice_named(SUM, name), world.clock_ms)}
 
 
 def test_a_plan_by_a_clock_that_is_an_hour_ahead_publishes_nothing_that_is_not_over(tmp_path: Path) -> None:
-    """Such a plan may have been made by an older version, which asked its machine's clock."""
+    """An older version may have made such a plan, since it asked its machine's clock."""
     world = world_of(tmp_path, 3)
     world.bad = set()
     with model_of(world):
@@ -407,7 +407,7 @@ def test_a_plan_by_a_clock_that_is_an_hour_ahead_publishes_nothing_that_is_not_o
 
 @pytest.fixture
 def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world in which a slice is final since before it was over: a publish of an older version did not look."""
+    """A world with a slice that was final before it was over: a publish of an older version did not check that."""
     world = world_of(tmp_path, 3)
     world.bad = set()
     world.clock_ms = HASTY.start_ms + 30_000
@@ -429,12 +429,12 @@ HASTY = slice_at(SUM, BEGIN_MS + 6 * MINUTE_MS)
 
 
 def as_older(lines: list[Entry]) -> list[Entry]:
-    """What a version has written that did not tell apart what came in time."""
+    """Ledger lines of an older version, which did not count the events that came in time separately."""
     return [replace(line, in_time=None if line.late else 0) for line in lines]
 
 
 def judge_healed(world: World) -> None:
-    """When it is over it is done again, with all that came in time."""
+    """When the slice is over it is computed again, with all events that came in time."""
     run(world, "waiting")
     assert world.history[-1][HASTY.name][0].version == 1, "it is not over yet"
     world.clock_ms = closes_at(SUM, HASTY)
@@ -453,7 +453,7 @@ def test_events_that_came_in_time_reopen_a_slice_however_few_they_are(hasty: Wor
 
 
 def test_events_that_an_older_version_has_counted_reopen_it_too(hasty: World) -> None:
-    """It did not tell those that came in time apart, so its lines do not say how many they are."""
+    """The older version did not count events that came in time separately, so its lines do not give their number."""
     with model_of(hasty):
         run(hasty, "older")
         assert [(line.late, line.in_time) for line in hasty.lines if line.slice == HASTY.name][-1] == (9, 9)
@@ -476,7 +476,7 @@ def test_what_a_slice_misses_that_was_rolled_back_stays_away(hasty: World) -> No
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world in which nothing before the tide line may be touched any more."""
+    """A world in which everything before the tide line counts as settled."""
     monkeypatch.setattr(days, "_MORE_HOURS", -SUM.source.horizon_hours)
     world = world_of(tmp_path, 3)
     world.bad = set()
@@ -488,7 +488,7 @@ ASKED = Request(slices=(OLDEST,), reason="asked")
 
 
 def judge_taken_up(world: World) -> None:
-    """The next run does what another was asked for, and left."""
+    """The next run does the work that another run was asked for, and left."""
     run(world, "second")
     header, _ = world.history[-1][OLDEST.name]
     assert (header.version, header.reason) == (2, "unfinished: asked")
@@ -506,7 +506,7 @@ def test_what_a_dead_run_left_is_taken_up_however_old_it_is(old: World, monkeypa
 
 
 def test_a_plan_says_which_events_are_needed(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the horizon before the tide line, and those of slices that a dead run has left."""
+    """The events of the horizon before the tide line are needed, and those of slices that a killed run has left."""
     needed = lambda: said_needed(old.root, SUM.recompute_job)  # noqa: E731
     horizon_ms = SUM.source.horizon_hours * HOUR_MS
 
@@ -515,7 +515,7 @@ def test_a_plan_says_which_events_are_needed(old: World, monkeypatch: pytest.Mon
 
     with model_of(old):
         run(old, "first")
-        # The plan came before its publish: the tide line is not there yet.
+        # The plan came before its publish, so there is no tide line yet.
         assert needed() == at_most(OLDEST.start_ms - horizon_ms - CLOCK_SKEW_MS)
         later_ms = OLDEST.start_ms + horizon_ms + 4 * HOUR_MS
         old.clock_ms = later_ms + MINUTE_MS
@@ -622,7 +622,7 @@ def test_who_was_overtaken_leaves_the_folder_of_the_run_to_its_successor(
 
 
 def test_a_run_that_finds_nothing_to_do_is_over(tmp_path: Path) -> None:
-    """Each plan looks through the folders of all runs that are not."""
+    """Each plan looks through the folders of all runs that are not over."""
     world = world_of(tmp_path, 3)
     world.bad = set()
     with model_of(world):
@@ -639,7 +639,7 @@ def test_a_run_that_finds_nothing_to_do_is_over(tmp_path: Path) -> None:
 def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where late events are counted in the same plan."""
+    """This also holds when the same plan counts late events."""
     world = world_of(tmp_path, 3)
     slice_ = slice_at(SUM, BEGIN_MS)
     world.bad = {slice_.name}
@@ -660,7 +660,7 @@ def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
 
 
 def test_what_was_landed_of_an_earlier_topic_is_not_late_for_what_was_computed_with_it(tmp_path: Path) -> None:
-    """It was planned when the topic was re-created already, and before anything of the new one was landed."""
+    """The slice was planned after the topic was re-created, and before any record of the new topic had landed."""
     world = world_of(tmp_path, 3)
     world.bad = set()
     with model_of(world):
@@ -701,7 +701,7 @@ def test_one_who_is_overtaken_while_it_sends_begins_no_further_slice(tmp_path: P
     world.bad = set()
 
     def overtake(name: str) -> None:
-        # The first slice is sent, the second is about to be.
+        # The first slice is sent, and the second is next.
         if name == "final: read" and world.topic:
             world.leases.overtake(world.root, SUM.recompute_job)
 
@@ -718,7 +718,7 @@ def die_while_staging(name: str) -> None:
         raise KeyboardInterrupt
 
 
-# -- The simulation finds what is planted --
+# -- The simulation finds planted errors --
 
 
 def test_a_publish_that_does_not_look_at_the_version_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -752,7 +752,7 @@ def test_a_boundary_that_is_taken_too_early_is_found(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("begins", [False, True])
 def test_late_events_of_an_old_day_reopen_a_slice_whichever_plan_counts_them(old: World, begins: bool) -> None:
-    """A plan that waits for ingest counts them, and so does one for another slice: neither decides about this one."""
+    """A plan that waits for ingest counts them, as does a plan for another slice. Neither decides about this one."""
     late, clock = slice_at(SUM, BEGIN_MS + MINUTE_MS), lambda: old.clock_ms
     with model_of(old):
         run(old, "first")

@@ -1,4 +1,4 @@
-"""Rows about micro-batches: old ones are removed; what is left is complete and says where the stream began."""
+"""Rows about micro-batches: old ones are removed; the others are complete and show where the stream began."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ Commit = Callable[[int, datetime], Live]
 
 @pytest.fixture
 def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commit:
-    """Commit a batch at a moment and tend; what a reader then sees."""
+    """Commit a batch at a moment and tend the table; return the table as a reader then sees it."""
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
     path = tmp_path / "live" / "rolling_sum"
     writer = TableWriter.open(path, SCHEMA, "slice", epoch=1)
@@ -96,7 +96,7 @@ def test_after_a_long_outage_the_slices_of_that_time_are_still_complete(commit: 
 
 @pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
 def test_rows_are_kept_for_the_account_of_every_slice_that_an_event_can_reopen(pipeline: Pipeline) -> None:
-    """Its account may be most of a day late."""
+    """The account of such a slice may be most of a day late."""
     now = round(BEGAN.timestamp() * 1000)
     oldest = slice_at(pipeline, now - pipeline.source.horizon_hours * 3_600_000)
     account_ms = now + 22 * 3_600_000

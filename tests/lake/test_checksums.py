@@ -1,4 +1,4 @@
-"""The checksum of a slice: the same for the same rows, another for any others."""
+"""The checksum of a slice: equal for the same rows, different for any others."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -35,7 +35,7 @@ def test_the_order_of_rows_does_not_count() -> None:
     [
         ({"key": "a"}, {"key": "b"}),
         ({"total": 1}, {"total": 2}),
-        # Without its length nobody could tell where a value ends.
+        # These differ only because the checksum includes the length of each value, and so its end.
         ({"key": "a1", "total": 23}, {"key": "a", "total": 123}),
         ({"key": None}, {"key": ""}),
         ({"key": None}, {"key": "-"}),

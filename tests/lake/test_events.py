@@ -1,4 +1,4 @@
-"""`events/<source>` as recompute reads it: what came behind the offsets that were counted."""
+"""`events/<source>` as recompute reads it: the records after the offsets that were counted."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -42,7 +42,7 @@ def event(partition: int, offset: int) -> dict[str, Any]:
 
 
 def land(lake: Path, *files: list[dict[str, Any]], batch: int = 0) -> Landed:
-    """One micro-batch; Spark writes a file for each partition."""
+    """Land one micro-batch; Spark writes a file for each partition."""
     writer = TableWriter.open(lake / NUMBERS.events_table, EVENTS, "hour", epoch=1)
     stage, schema = writer.new_stage(), EVENTS.remove(EVENTS.get_field_index("hour"))
     for number, rows in enumerate(files):
@@ -60,7 +60,7 @@ def land(lake: Path, *files: list[dict[str, Any]], batch: int = 0) -> Landed:
 
 
 def test_an_older_version_says_what_was_landed_then(tmp_path: Path) -> None:
-    """Not what the newest says: final rows would claim offsets that were landed after the rows they are made of."""
+    """With the newest version's offsets, final rows would claim records that landed after their own."""
     for batch, offset in enumerate((4, 9)):
         land(tmp_path, [event(0, offset)], batch=batch)
     then, now = (Landed.at(tmp_path, NUMBERS, version) for version in (1, 2))
@@ -86,7 +86,7 @@ NO_SPARK: Any = None
 def test_a_run_whose_version_of_the_events_is_gone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_is_gone: bool
 ) -> None:
-    """It was planned a day ago, say, and somebody clears its recompute."""
+    """For example, the run was planned a day ago, and an operator clears its recompute."""
     writer = merged_away(tmp_path, monkeypatch)
     if log_is_gone:
         DeltaTable(writer.path).create_checkpoint()
@@ -129,7 +129,7 @@ def test_files_before_all_offsets_are_not_read(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_is_new_begins_at_its_first_offset(tmp_path: Path) -> None:
-    """Its file has only offsets that the others passed long ago."""
+    """Its file has only offsets that the other partitions passed long ago."""
     landed = land(tmp_path, [event(0, 50_001)], [event(3, 0), event(3, 200)])
     assert behind(landed, {0: 50_000}) == [(0, 50_001), (3, 0), (3, 200)]
     assert behind(landed, {0: 50_002}) == [(3, 0), (3, 200)]

@@ -1,4 +1,4 @@
-"""Old events: whole hours of them go, and nothing goes that a slice may still be computed from or compared with."""
+"""Old events: whole hours of them are removed, but none that a slice may still be computed from or compared with."""
 
 import random
 from collections import Counter
@@ -61,7 +61,7 @@ def hour_of(time_ms: int) -> str:
 
 @dataclass
 class Events:
-    """The table of a source, and who says what it needs."""
+    """The table of a source, and the time from which its events are needed."""
 
     lake: Path
     batch: int = 0
@@ -72,7 +72,7 @@ class Events:
         self.writer = TableWriter.open(self.lake / SOURCE.events_table, EVENTS, "hour", epoch=1)
 
     def land(self, *times_ms: int, now_ms: int = NOON_MS) -> None:
-        """One micro-batch with an event at each of these times, which all arrive now."""
+        """Land one micro-batch with an event at each of these times; all of them arrive now."""
         stage = self.writer.new_stage()
         schema = EVENTS.remove(EVENTS.get_field_index("hour"))
         for hour in {hour_of(time_ms) for time_ms in times_ms}:
@@ -200,7 +200,7 @@ def test_ingest_removes_old_events_now_and_then(events: Events, monkeypatch: pyt
     assert events.writer.note == last_note(events.lake / SOURCE.events_table)
 
 
-# -- Who needs them --
+# -- The jobs that need them --
 
 
 def took_lease(lake: Path, job: str) -> None:
@@ -250,7 +250,7 @@ def finals(slices: Iterable[Slice]) -> dict[str, object]:
 
 
 def test_of_a_lake_of_which_events_were_removed_only_whole_slices_are_due(events: Events) -> None:
-    """The first event that is left is one at half past noon."""
+    """The first remaining event happened at half past noon."""
     left_ms = NOON_MS - 2 * DAY_MS + HOUR_MS // 2
     events.land(NOON_MS - 3 * DAY_MS, NOON_MS - 2 * DAY_MS - 1, left_ms, NOON_MS)
     session = Window.session(gap_ms=1000, longest_ms=HOUR_MS // 2)
@@ -263,7 +263,7 @@ def test_of_a_lake_of_which_events_were_removed_only_whole_slices_are_due(events
 
 
 def first_of(events: Events, of: Pipeline) -> int | None:
-    """Where a pipeline of which nothing is final would begin."""
+    """The time at which a pipeline without final slices would begin."""
     return line_of(of, None, Landed.at(events.lake, SOURCE))[0]
 
 
@@ -280,7 +280,7 @@ def test_the_tide_line_stays_when_the_first_events_go(events: Events) -> None:
 
 
 def test_a_gap_that_nobody_can_fill_any_more_holds_no_events_back(events: Events) -> None:
-    """A pipeline that was away for some days: of them nothing is final, and their first events are gone."""
+    """A pipeline was off for some days: none of their slices is final, and their first events are gone."""
     hours, end_ms = pipeline(slice_seconds=3600), NOON_MS - NOON_MS % HOUR_MS
     final = FinalTable.open(events.lake, hours)
     before = slices_between(hours, NOON_MS - 6 * DAY_MS, NOON_MS - 5 * DAY_MS)
@@ -303,7 +303,7 @@ def test_a_slice_whose_events_are_gone_is_refused_and_never_due() -> None:
     gone, part, whole = slices_between(hours, NOON_MS - 2 * DAY_MS - 2 * HOUR_MS, NOON_MS - 2 * DAY_MS + HOUR_MS)
     seen = known(
         headers=finals((gone, part, whole)),
-        # An older definition made them, and all of them miss an event that came in time.
+        # An older definition made them, and each of them misses an event that came in time.
         in_time={slice_.name: 1 for slice_ in (gone, part, whole)},
         late={slice_.name: 1 for slice_ in (gone, part, whole)},
         events_from_ms=part.start_ms,
@@ -343,7 +343,7 @@ def test_of_slices_that_are_outdated_those_with_events_are_taken_and_none_is_pas
 
 @dataclass
 class Scene:
-    """A pipeline with random slices that are final, and accounts of some of them."""
+    """A pipeline with random final slices, and accounts of some of them."""
 
     pipeline: Pipeline
     known: Known
@@ -351,12 +351,12 @@ class Scene:
     blocked: list[str]
 
     def needed_from_ms(self) -> int:
-        """In plain words: the first event that a slice needs which is not done, or which an event can still reopen."""
+        """The plain rule: the first event that is needed by a slice that is not done, or that can be reopened."""
         window, first_ms = self.pipeline.window, self.known.first_ms
         assert first_ms is not None
         slices = slices_between(self.pipeline, first_ms, NOON_MS + DAY_MS)
         not_final = [s for s in slices if s.name not in self.known.headers]
-        # All that had arrived by then is landed.
+        # All records that had arrived by then are landed.
         oldest_ms = not_final[0].start_ms - CLOCK_SKEW_MS - SOURCE.horizon_hours * HOUR_MS
         can_reopen = [s for s in slices if s.end_ms + window.reach_ms > oldest_ms]
         not_done = [s for s in slices if s.name not in self.accounted or s.name in self.blocked]
@@ -364,7 +364,7 @@ class Scene:
 
 
 def scene(chance: random.Random, name: str, first_ms: int, lake: Path) -> Scene:
-    """It says what it needs as the plan and the account say it."""
+    """Make a random pipeline; it states which events it needs, as the plan and the account do."""
     seconds = chance.choice([3600, 7200, 86_400])
     session = Window.session(gap_ms=1000, longest_ms=HOUR_MS)
     window = chance.choice(

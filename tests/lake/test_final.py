@@ -42,7 +42,7 @@ class Died(BaseException):
 
 
 def windows(slice_: Slice, version: int) -> pa.Table:
-    """As many windows as the version says, each with the version in its total."""
+    """As many windows as the version number, each with the version in its total."""
     rows = [
         {
             "window_start": datetime.fromtimestamp(slice_.start_ms / 1000 + number, UTC),
@@ -97,7 +97,7 @@ def publish(lake: Path, version: int, slices: tuple[Slice, ...] = (FIRST, SECOND
 
 
 def seen(lake: Path) -> dict[str, set[tuple[int, int, int]]]:
-    """What a reader is served: per slice the versions with how many windows and their total."""
+    """The rows that a reader is served: per slice the versions, each with its number of windows and their total."""
     sql = """SELECT strftime(time_bucket(INTERVAL '1 minute', window_start), '%Y%m%dT%H%M%SZ') AS slice, version,
         count(*) AS rows, max(total) AS total FROM rolling_sum GROUP BY ALL"""
     found: dict[str, set[tuple[int, int, int]]] = {}
@@ -180,7 +180,7 @@ Operation = Callable[..., Any]
 
 @contextmanager
 def dying(at: int, moment: str) -> Iterator[list[str]]:
-    """The process ends before, inside or after the file operation of this number."""
+    """End the process before, inside or after the file operation with this number."""
     done: list[str] = []
 
     def wrapped(name: str, real: Operation, torn: Operation | None) -> Operation:
@@ -197,7 +197,7 @@ def dying(at: int, moment: str) -> Iterator[list[str]]:
 
         return call
 
-    # Not the one that is replaced below.
+    # The original method, since the patch below replaces it.
     write_bytes = Path.write_bytes
 
     def half_written(_table: pa.Table, file: str, **_: object) -> None:
@@ -207,7 +207,7 @@ def dying(at: int, moment: str) -> Iterator[list[str]]:
         write_bytes(file, content[: len(content) // 2])
 
     with pytest.MonkeyPatch.context() as patch:
-        # A rename and a commit are there or not; a file may be there by half.
+        # A rename and a commit happen completely or not at all; a file may be half written.
         patch.setattr(Path, "write_bytes", wrapped("text", Path.write_bytes, half))
         patch.setattr(Path, "replace", wrapped("replace", Path.replace, None))
         write = wrapped("write", pq.write_table, half_written)
@@ -224,7 +224,7 @@ def count_operations(work: Callable[[Path], object], lake: Path) -> list[str]:
 
 
 def again(lake: Path) -> None:
-    """Version 2 of both slices, from staged files that are there already."""
+    """Publish version 2 of both slices, from staged files that are there already."""
     table = FinalTable.open(lake, SUM)
     table.publish([staged_before(lake, slice_) for slice_ in (FIRST, SECOND)])
 
@@ -251,7 +251,7 @@ def test_a_publish_that_dies_anywhere_leaves_the_old_or_the_new(tmp_path: Path) 
             again(lake)
         published = (operations[at], moment) == ("commit", "after")
         assert seen(lake) == both(2 if published else 1), f"{moment} {operations[at]} {at}"
-        # The same run again, as Airflow does; then another.
+        # The same run goes again, as Airflow does it; then another run follows.
         if not published:
             again(lake)
         assert seen(lake) == both(2)
@@ -279,7 +279,7 @@ def plan_of(run: str, *work: Work, as_of_ms: int = 1) -> Plan:
 
 
 def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: Path) -> None:
-    """What its tasks hand to each other, and then the same run again."""
+    """The run writes the documents that its tasks hand to each other; then the same run goes again."""
 
     def whole(lake: Path) -> None:
         folder = RunFolder.of(lake, SUM, "r")
@@ -314,7 +314,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
 
 
 def test_of_an_outage_the_newest_run_stays_and_those_whose_slices_it_has_planned_go(tmp_path: Path) -> None:
-    """Each schedule leaves a run that died before its audit."""
+    """Each schedule leaves a run that was killed before its audit."""
     hours_ago = {f"r{number}": 30 - number for number in range(20)}
     for run in hours_ago:
         RunFolder.of(tmp_path, SUM, run).begin(plan_of(run, work_of(FIRST.name), work_of(SECOND.name)))
@@ -423,7 +423,7 @@ def test_the_ledger_keeps_its_order_when_small_files_are_merged(tmp_path: Path, 
     assert len(fenced.files_with_sizes(read._table)) < 4
 
 
-# -- A definition that has changed, and what the topic is told --
+# -- A definition that has changed, and the messages of the topic --
 
 
 def test_rows_from_before_a_measure_was_added_can_be_read(tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_files_of_older_versions_go_when_nobody_can_roll_back_to_them(tmp_path: 
 
 
 def kept_of(lake: Path) -> set[str | None]:
-    """How long the table keeps its log and the files that were replaced."""
+    """For how long the table keeps its log and the files that were replaced."""
     there = DeltaTable(lake / SUM.final_table).metadata().configuration
     return {there.get("delta.logRetentionDuration"), there.get("delta.deletedFileRetentionDuration")}
 
@@ -503,7 +503,7 @@ def test_a_ledger_and_a_publish_leave_no_stage_behind(tmp_path: Path) -> None:
 
 
 def test_windows_that_are_gone_are_told_also_if_two_runs_died_before_they_told(tmp_path: Path) -> None:
-    """Version 1 has a window that neither 2 nor 3 has, and nobody told of 2."""
+    """Version 1 has a window that neither 2 nor 3 has, and the run of version 2 sent no messages."""
     publish(tmp_path, 1)
     RunFolder.of(tmp_path, SUM, "run-2").keep_replaced_windows(
         FIRST.name, windows(FIRST, 5).select(["window_start", "key"])
@@ -531,7 +531,7 @@ def test_a_run_that_is_over_is_kept_for_a_while(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("planned", [True, False])
 def test_a_run_that_nobody_ends_is_given_up_after_a_week(tmp_path: Path, planned: bool) -> None:
-    """Also a stage of the table's own, which lies beside the folders of runs and has no plan."""
+    """The same holds for a stage of the table's own, which lies beside the folders of runs and has no plan."""
     folder = RunFolder.of(tmp_path, SUM, "r")
     (folder.path / "windows-1" / "slice=a").mkdir(parents=True)
     if planned:
@@ -545,7 +545,7 @@ def test_a_run_that_nobody_ends_is_given_up_after_a_week(tmp_path: Path, planned
 
 
 def test_a_version_can_be_rolled_back_to_for_as_long_as_its_files_are_kept(tmp_path: Path) -> None:
-    """However long ago it was published: the log forgets that sooner than the files go."""
+    """It does not matter how long ago the version was published: the log forgets it before its files are deleted."""
     publish(tmp_path, 1)
     for minute in range(3):
         publish(tmp_path, 1, (slice_named(SUM, f"20261120T000{minute}00Z"),))

@@ -1,4 +1,4 @@
-"""Final rows that are folded into files of many slices: who reads a slice sees no difference."""
+"""Final rows are folded into files of many slices, and a reader of one slice sees no difference."""
 
 import logging
 import tempfile
@@ -35,24 +35,24 @@ from jobs.refusal import Refusal
 from tests.lake import test_final as finals
 
 SUM = finals.SUM
-# The same with a measure more.
+# The same pipeline with one more measure.
 MORE = replace(SUM, measures=(*SUM.measures, Measure(name="highest", sql="max(value)", type="DECIMAL(18,6)")))
 DAY_MS = 24 * HOUR_MS
 T0 = slice_named(SUM, "20261110T100000Z").start_ms
 AN_HOUR = slices_between(SUM, T0, T0 + HOUR_MS)
-# When an hour is folded, and when its day.
+# The times at which an hour is folded, and its day.
 HOURS_LATER = T0 + 3 * HOUR_MS
 DAYS_LATER = T0 + (SUM.source.horizon_hours + 24 + 14) * HOUR_MS
 
 
 def never() -> None:
-    """The lease holds."""
+    """Stand in for a lease check that always succeeds."""
 
 
 def publish(
     lake: Path, slices: Sequence[Slice], version: int = 1, pipeline: Pipeline = SUM, rows: int | None = None
 ) -> FinalTable:
-    """As many rows of each slice as the version says, if it is not said."""
+    """Publish slices. Without ``rows``, each slice has as many rows as its version number."""
     table = FinalTable.open(lake, pipeline)
     with table.staged() as stage:
         table.publish(
@@ -62,7 +62,7 @@ def publish(
 
 
 def staged(stage: Path, slice_: Slice, version: int, pipeline: Pipeline, rows: int) -> Publication:
-    """The windows of a slice, as Spark stages them: the version is in each measure, the rows of an input beside."""
+    """The windows of a slice, as Spark stages them: each measure is the version; the columns of the stage are added."""
     values = rows_of(pipeline, slice_, version, rows)
     header = replace(
         finals.header(slice_, version),
@@ -93,7 +93,7 @@ def rows_of(pipeline: Pipeline, slice_: Slice, version: int, rows: int) -> pa.Ta
 
 
 def folders(table: FinalTable) -> list[str]:
-    """The folder of each file with rows; of folded files without the sign of their columns."""
+    """The folder of each file with rows; for folded files without the signature of their columns."""
     values = (value_of(file) for file in files_with_sizes(DeltaTable(str(table.path))))
     rows = (value for value in values if not value.startswith(HEADERS_SLICE))
     return sorted(value[:13] if value.startswith(ROWS_SLICE) else value for value in rows)
@@ -105,7 +105,7 @@ def content(table: FinalTable, slices: Sequence[Slice]) -> Mapping[str, tuple[pa
 
 
 def relation(lake: Path) -> list[dict[str, object]]:
-    """What anybody is served who reads the table."""
+    """The rows that every reader of the table is served."""
     return Lake(lake).query("SELECT * FROM rolling_sum ORDER BY ALL").to_pylist()
 
 
@@ -142,7 +142,7 @@ def test_a_turn_without_anything_to_fold_commits_nothing(tmp_path: Path) -> None
 
 
 def test_rows_lie_in_the_folded_file_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In groups, so that a reader of one slice passes over most of them."""
+    """They lie in groups, so that a reader of one slice passes over most of them."""
     monkeypatch.setattr(folding, "_GROUP_ROWS", 20)
     table = publish(tmp_path, AN_HOUR, rows=3)
     table.tend(never, HOURS_LATER)
@@ -195,7 +195,7 @@ def test_a_slice_that_has_no_rows_in_a_folded_file_leaves_it_as_it_is(tmp_path: 
 
 
 def spread(hours: int, each: int = 1) -> list[Slice]:
-    """So many slices at the beginning of each hour."""
+    """The first ``each`` slices of every hour, for so many hours."""
     return [slice_at(SUM, T0 + hour * HOUR_MS + minute * 60_000) for hour in range(hours) for minute in range(each)]
 
 
@@ -203,7 +203,7 @@ def test_a_day_is_folded_when_no_late_event_can_reopen_its_slices(tmp_path: Path
     slices = spread(5, 2)
     table = publish(tmp_path, slices, rows=2)
     before, served_before = content(table, slices), relation(tmp_path)
-    # The last hour is not over for two hours, though its slices are.
+    # The last hour ended less than two hours ago, though its slices ended earlier.
     table.tend(never, T0 + 7 * HOUR_MS - 1)
     assert folders(table) == [slices[-2].name, slices[-1].name, *["rows-20261110"] * 4]
     table.tend(never, DAYS_LATER - 1)
@@ -230,7 +230,7 @@ def test_slices_of_a_folded_day_that_are_published_again_are_folded_again(tmp_pa
     for number, slice_ in enumerate(slices):
         table = publish(tmp_path, [slice_], 2, rows=number)
         table.tend(never, DAYS_LATER)
-        # The large file takes a small one in only when there are enough of them.
+        # The large file takes in small ones only when there are enough of them.
         assert len(folders(table)) <= 4
     assert [table.rows(slice_.name).num_rows for slice_ in slices] == list(range(14))
     assert len(relation(tmp_path)) == sum(range(14))
@@ -246,7 +246,7 @@ def test_slices_as_long_as_an_hour_or_a_day_are_folded_if_there_are_several(tmp_
     for now_ms in (slices[-1].end_ms + 3 * HOUR_MS, slices[-1].end_ms + 400 * DAY_MS):
         table.tend(never, now_ms)
         assert [table.rows(slice_.name) for slice_ in slices] == before
-    # A file of its own is what a slice of a day has in any case.
+    # A slice of a day has a file of its own in any case.
     assert folders(table) == (["rows-20261110"] if seconds == 3600 else [slice_.name for slice_ in slices])
 
 
@@ -288,7 +288,7 @@ def test_a_version_that_was_folded_long_ago_is_read_as_it_was_folded(
 
 
 def test_rows_of_two_definitions_are_not_mixed_in_a_file(tmp_path: Path) -> None:
-    """The rows of the older one would seem to have the newer one's columns, and to have lost what was in them."""
+    """In one file, the older rows would seem to have the newer definition's columns, and to have lost their values."""
     publish(tmp_path, AN_HOUR[:4], 1)
     table = publish(tmp_path, AN_HOUR[1:3], 2, MORE)
     before = content(table, AN_HOUR[:4])
@@ -311,7 +311,7 @@ def test_folded_files_with_other_columns_are_not_written_again_and_again() -> No
     alike = [Stored(f"slice=rows-20261110-a/{number}", 10, 1, start + number, start + number) for number in range(2)]
     assert [each.files for each in due(alike, SUM, DAYS_LATER)] == [tuple(alike)]
     assert list(due([alike[0], alike[1]._replace(path="slice=rows-20261110-b/1")], SUM, DAYS_LATER)) == []
-    # A large one takes in a small one only when there are more of them.
+    # A large file takes in small ones only when there are more of them.
     assert list(due([alike[0], alike[1]._replace(size=20)], SUM, DAYS_LATER)) == []
     large = [
         file._replace(path=f"slice=rows-20261110-a/{number}", size=50_000_000)
@@ -321,12 +321,12 @@ def test_folded_files_with_other_columns_are_not_written_again_and_again() -> No
     assert [len(each.files) for each in due(large, SUM, DAYS_LATER)] == [2, 2]
 
 
-# -- What is not folded --
+# -- Rows that are not folded --
 
 
 @pytest.mark.parametrize("start", [AN_HOUR[2].start, None])
 def test_a_slice_with_a_window_that_begins_elsewhere_stays_as_it_is(tmp_path: Path, start: datetime | None) -> None:
-    """A person may have approved it."""
+    """A person may have approved such a slice."""
     publish(tmp_path, AN_HOUR[:3])
     table = FinalTable.open(tmp_path, SUM)
     with table.staged() as stage:
@@ -389,7 +389,7 @@ def test_a_file_that_cannot_be_read_stops_nothing_else(tmp_path: Path, caplog: p
     assert list(table.staging.iterdir()) == []
 
 
-# -- Turns, crashes, others who write --
+# -- Turns, crashes, other writers --
 
 
 def test_a_turn_is_bounded_and_the_next_one_goes_on(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_one_who_folds_while_another_publishes_changes_nothing(tmp_path: Path) -
     table = FinalTable.open(tmp_path, SUM)
     assert folders(table) == [slice_.name for slice_ in AN_HOUR[:3]]
     assert len(relation(tmp_path)) == 4
-    # And the other way round.
+    # The same holds the other way round.
     sleeper = FinalTable.open(tmp_path, SUM)
     table.tend(never, HOURS_LATER)
     with sleeper.staged() as stage, pytest.raises(OvertakenError, match="another writer has committed"):
@@ -429,7 +429,7 @@ def test_one_who_folds_while_another_publishes_changes_nothing(tmp_path: Path) -
 
 
 def folding_and_publishing(lake: Path) -> None:
-    """A fold, then two slices of it again."""
+    """Fold slices, then publish two of them again."""
     table = FinalTable.open(lake, SUM)
     table.tend(never, HOURS_LATER)
     with table.staged() as stage:
@@ -442,7 +442,8 @@ def test_who_dies_anywhere_leaves_what_was_there_before_or_the_new(tmp_path: Pat
         return tmp_path / name
 
     operations = finals.count_operations(folding_and_publishing, ready("reference"))
-    # Staged windows, the fold and its commit; of the publish headers, rows, what is left, and its commit.
+    # The fold places one file and commits. The publish stages windows, and places the headers, two slices of rows and
+    # the remaining rows of the folded file; then it commits.
     assert operations.count("commit") == 2
     assert operations.count("place") == 1 + 1 + 2 + 1
     published = len(operations) - 1
@@ -506,11 +507,11 @@ def test_whatever_is_published_folded_and_rolled_back_each_slice_has_its_rows(st
 
 
 class Told:
-    """What was published, in plain dicts, beside the table."""
+    """The published versions in plain dicts, beside the table."""
 
     def __init__(self, lake: Path) -> None:
         self.lake = lake
-        # Slice -> of each version the rows as MORE has them, and whether they have its columns.
+        # Slice -> per version its rows with the columns of MORE, and whether they were written with these columns.
         self.versions: dict[Slice, list[tuple[list[dict[str, Any]], bool]]] = {slice_: [] for slice_ in SOME}
 
     def all(self, steps: Sequence[Step]) -> None:

@@ -1,4 +1,4 @@
-"""Old lines of the ledger: they go, but a plan knows for ever what became of each slice."""
+"""Old lines of the ledger are removed, but a plan always finds the newest state of each slice."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ PIPELINE = replace(PIPELINES["rolling_sum"], slice_seconds=3600)
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Of slices of an hour, with lines that are kept for ten days."""
+    """A ledger for slices of an hour, with lines that are kept for ten days."""
     monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 10**9)
     monkeypatch.setenv("LEDGER_KEPT_DAYS", "10")
     return Ledger.open(tmp_path, PIPELINE)
@@ -34,7 +34,7 @@ def slices(days_ago: int) -> list[Slice]:
 
 
 def write(ledger: Ledger, days_ago: int, *states: State, at_ms: int | None = None, version: int = 1) -> None:
-    """Lines of all slices of a day, as a plan writes them when the day is over, or later."""
+    """Write lines of all slices of a day, as a plan does when the day is over, or later."""
     at_ms = NOW_MS - (days_ago - 1) * DAY_MS if at_ms is None else at_ms
     for state in states:
         ledger.append([entry(slice_, state, at_ms=at_ms, version=version) for slice_ in slices(days_ago)])
@@ -44,13 +44,13 @@ ALL = (State.OPEN, State.CLOSED, State.RECOMPUTING, State.AUDITING, State.FINAL)
 
 
 def lines(ledger: Ledger) -> dict[int, int]:
-    """How many there are of each day, by how many days ago it was."""
+    """The number of lines of each day, by how many days ago it was."""
     rows = rows_by_partition(DeltaTable(ledger.path))
     return {days: rows[slices(days)[0].name[:8]] for days in range(1, 40) if slices(days)[0].name[:8] in rows}
 
 
 def turn(ledger: Ledger) -> None:
-    """What comes after every fifty commits."""
+    """Do the step that follows every fifty commits."""
     ledger._remove_old_lines('{"counted":null}')
 
 
@@ -91,7 +91,7 @@ def test_a_turn_takes_a_few_days_and_the_next_goes_on(ledger: Ledger, monkeypatc
 
 
 def test_lines_that_end_as_they_began_are_told_apart_by_their_commits(ledger: Ledger) -> None:
-    """The time of two lines may be the same."""
+    """Two lines may have the same time."""
     write(ledger, 20, State.FINAL, State.BLOCKED, State.FINAL)
     write(ledger, 1, State.OPEN)
     before = ledger.newest()
@@ -100,7 +100,7 @@ def test_lines_that_end_as_they_began_are_told_apart_by_their_commits(ledger: Le
 
 
 def test_a_year_of_plans_is_bounded_by_what_a_plan_itself_does(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the writer's own turns; how far late events are counted is handed on by them."""
+    """The writer's own turns ensure this. They also pass on how far late events are counted."""
     monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 3)
     counted = Counted(topic_id="t1", ends={0: 7})
     for days in range(30, 0, -1):

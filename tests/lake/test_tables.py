@@ -1,4 +1,4 @@
-"""Tables with one writer: a commit is whole or not there, happens once, and an overtaken writer makes none."""
+"""Tables with one writer: a commit is whole or not there and happens once, and an overtaken writer commits nothing."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def note(batch: int, epoch: int = 1, write_id: str = WRITE_ID) -> Note:
 
 
 def stage(writer: TableWriter, *numbers: int, partition: str = "a") -> Path:
-    """A file for each number, as Spark lays them out."""
+    """Stage a file for each number, laid out as Spark does it."""
     folder = writer.new_stage()
     for number in numbers:
         file = folder / f"slice={partition}" / f"part-{number}.parquet"
@@ -146,7 +146,7 @@ OTHER = pa.schema([("amount", pa.decimal128(18, 6)), ("at", pa.timestamp("us", t
 
 
 def reset_note(epoch: int = 2) -> Note:
-    """Partition 0 was read to 30, its next record is 50; the other one begins where it was."""
+    """Partition 0 was read to 30, and its next record is 50; the other partition goes on where it was."""
     ranges = Ranges(topic_id="t1", offsets={0: (30, 50), 11: (2, 2)})
     return replace(note(0, epoch), batch=None, topics={"numbers": ranges})
 
@@ -212,7 +212,7 @@ def test_a_table_without_rows_takes_the_columns_of_its_first_commit(path: Path, 
         TableWriter.open(path, None, "slice", epoch=1).reset(reset_note(), clear=True)
         assert [field.name for field in DeltaTable(path).schema().fields] == ["slice"]
     for batch in range(2):
-        # Opened anew before the first commit: nothing is changed until then.
+        # It is opened again before the first commit, and nothing changes until then.
         TableWriter.open(path, OTHER, "slice", epoch=1)
         writer = TableWriter.open(path, OTHER, "slice", epoch=1)
         folder = writer.new_stage()
@@ -297,7 +297,7 @@ def commit_number(writer: TableWriter, batch: int = 0) -> None:
     writer.commit(Manifest.of(folder), note(batch))
 
 
-# -- Crashes: what was done up to some step stays, the steps after it never happen --
+# -- Crashes: the steps before a crash stay, the steps after it never happen --
 
 
 def test_crash_before_the_files_are_placed(path: Path) -> None:
@@ -325,7 +325,7 @@ def test_crash_between_the_files_and_the_commit(path: Path) -> None:
 
 
 def test_crash_in_the_middle_of_writing_the_log(path: Path) -> None:
-    """The library writes an entry beside the log and links it: a part of one is never its next version."""
+    """The library writes an entry beside the log and links it, so a partial entry never becomes its next version."""
     commit(opened(path), 0)
     (path / "_delta_log" / "_commit_0d1c.json.tmp").write_text('{"commitInfo":{"ti')
     (path / "_delta_log" / "00000000000000000002.json#1").write_text("")
@@ -376,7 +376,7 @@ def test_a_successor_between_commit_and_look_is_noticed(path: Path, monkeypatch:
 def test_an_overtaken_writer_that_compacts_ends_and_hides_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, successor_compacts: bool
 ) -> None:
-    """The Delta library's own compaction would merge what was merged already, and every row would be there twice."""
+    """The Delta library's own compaction would merge files that were merged already, and double every row."""
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
     zombie = opened(path)
     for batch in range(4):
@@ -397,7 +397,7 @@ def test_an_overtaken_writer_that_compacts_ends_and_hides_nothing(
 
 @dataclass
 class Actor:
-    """A process that takes a lease, opens the table, stages and commits; between any two steps others come."""
+    """A process that takes a lease, opens the table, stages and commits; others may act between any two steps."""
 
     epoch: int = 0
     writer: TableWriter | None = None
@@ -410,14 +410,14 @@ STEPS = st.tuples(
 )
 
 
-# An actor is suspended between its lease and its look at the table, as while Spark starts.
+# An actor is suspended between its lease and its look at the table, for example while Spark starts.
 @example(steps=[("lease", 0), ("lease", 1), ("open", 1), ("stage", 1), ("open", 0), ("commit", 1)])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=6, max_size=24))
 def test_whatever_three_writers_do_each_batch_is_there_once(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any interleaving: the holder of the newest lease loses nothing, and a suspended one commits nothing."""
+    """In any order of steps, the holder of the newest lease loses nothing, and a suspended actor commits nothing."""
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
     path = tmp_path_factory.mktemp("interleaved")
     actors, epoch, committed = [Actor() for _ in range(3)], 0, 0
@@ -440,7 +440,7 @@ def test_whatever_three_writers_do_each_batch_is_there_once(
                 committed, actor.seen = committed + 1, newest + 1
             actor.staged = None
         elif step == "tend" and actor.writer:
-            with suppress(OvertakenError):  # It may see nothing to merge.
+            with suppress(OvertakenError):  # It may find no files to merge.
                 actor.writer.tend()
             assert actor.seen == newest or DeltaTable(path).version() == newest
             actor.seen = DeltaTable(path).version() if actor.seen == newest else actor.seen
@@ -557,7 +557,7 @@ def test_how_long_replaced_files_are_kept_can_be_set_for_a_table_that_exists(
     names = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
     assert [there.metadata().configuration[name] for name in names] == ["interval 5 minutes"] * 2
     version = there.version()
-    # With the commit that sets it, all entries before may be deleted.
+    # The commit that sets it allows the deletion of all entries before it.
     assert Note.from_json(said_at(path, version - 1)["userMetadata"]) == note(0)
     commit(opened(path), 2)
     assert DeltaTable(path).version() == version + 1, "it is set once"
@@ -569,7 +569,7 @@ def test_how_long_replaced_files_are_kept_can_be_set_for_a_table_that_exists(
 def test_files_are_deleted_several_times_within_the_time_for_which_they_are_kept(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last turn was two minutes ago: with the default the next would come in an hour."""
+    """The last turn was two minutes ago; with the default the next one would come in an hour."""
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
     for minutes, turns in (("", 0), ("5", 1)):
         monkeypatch.setenv("REPLACED_FILES_KEPT_MINUTES", minutes)
@@ -620,7 +620,7 @@ def test_what_readers_may_still_need_is_kept(path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_long_history_keeps_its_last_note_and_what_was_done(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past two checkpoints of the log, and after the entries before them were cleaned away."""
+    """This goes past two checkpoints of the log, and past the removal of the entries before them."""
     writer = opened(path)
     for batch in range(120):
         commit(writer, batch)
@@ -673,13 +673,13 @@ def write_rows(path: Path, files: list[list[dict[str, Any]]]) -> None:
         folder = writer.new_stage()
         file = folder / "slice=a" / "part.parquet"
         file.parent.mkdir(parents=True)
-        # Two rows a group: bounds and nulls must be put together over the groups of a file.
+        # Two rows a group: bounds and nulls must be combined over the groups of a file.
         pq.write_table(pa.Table.from_pylist(file_rows, schema=columns), file, row_group_size=2)
         writer.commit(Manifest.of(folder), note(batch))
 
 
 def conditions(row: dict[str, Any]) -> Iterator[tuple[str, pc.Expression, Any]]:
-    """Questions about a row's values: as an Arrow expression and as a plain function."""
+    """Questions about a row's values, each as an Arrow expression and as a plain function."""
     for name in ("number", "text", "at", "amount", "raw"):
         field, value = pc.field(name), row[name]
         yield name, field.is_null(), lambda v: v is None

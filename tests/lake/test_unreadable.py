@@ -1,4 +1,4 @@
-"""Final rows that cannot be read any more: their slices wait for a person, and nothing else does."""
+"""Final rows that cannot be read any more: only their slices wait for a person."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ def cut_off(file: Path) -> None:
 
 
 def spoil_a_measure(file: Path) -> None:
-    """Windows can be read, and what was counted in them cannot."""
+    """Make a measure unreadable; the windows can still be read."""
     group = pq.read_metadata(file).row_group(0)
     columns = {group.column(index).path_in_schema: group.column(index) for index in range(group.num_columns)}
     column, content = columns["total"], bytearray(file.read_bytes())
@@ -48,7 +48,7 @@ def spoil_a_measure(file: Path) -> None:
 
 
 def commit(lake: Path, versions: Sequence[tuple[Slice, int]], run: str = "again") -> dict[str, str]:
-    """What a publish does with a run before it tells anyone; why some slices were refused."""
+    """Do the part of a publish before its messages. Return why slices were refused."""
     folder, headers = stage(lake, versions, run)
     with writing(lake, SUM.recompute_job) as lease:
         taken, unreadable = publishing._commit(lake, SUM, FinalTable.open(lake, SUM), lease, folder, headers)
@@ -74,7 +74,7 @@ def versions(lake: Path) -> dict[str, int]:
 def test_a_slice_whose_rows_cannot_be_read_keeps_no_other_slice_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None]
 ) -> None:
-    """All slices of the run touch, and so they would be one commit."""
+    """All slices of the run are adjacent, so they would be one commit."""
     table = publish(tmp_path, AN_HOUR[:-1])
     table.tend(never, HOURS_LATER)
     publish(tmp_path, NEXT_HOUR[:1])
@@ -91,7 +91,7 @@ def test_a_slice_whose_rows_cannot_be_read_keeps_no_other_slice_back(
     wanted = {slice_.name: version for slice_, version in run}
     found = versions(tmp_path)
     assert {name: found[name] for name in wanted} == wanted | dict.fromkeys(broken, 1)
-    # Restored, a later run does what was left.
+    # When the file is restored, a later run does the remaining work.
     file.write_bytes(content)
     assert commit(tmp_path, run[:2], "later") == {}
     assert {name: versions(tmp_path)[name] for name in wanted} == wanted
@@ -99,7 +99,7 @@ def test_a_slice_whose_rows_cannot_be_read_keeps_no_other_slice_back(
 
 
 def test_a_run_with_such_a_slice_has_not_ended_so_that_a_plan_finds_it(tmp_path: Path) -> None:
-    """One of them is enough, however long nobody restores the file."""
+    """One such run is enough, however long the file is not restored."""
     table = publish(tmp_path, AN_HOUR[:3])
     table.tend(never, HOURS_LATER)
     file, name = folded_file(table), AN_HOUR[0].name
@@ -131,7 +131,7 @@ def test_a_full_disk_is_no_fault_of_what_is_read(tmp_path: Path, monkeypatch: py
 def test_what_cannot_be_folded_leaves_the_turn_to_older_days(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each publish is a process of its own, whose time is up after the first fold."""
+    """Each publish is a process of its own, and its time is up after the first fold."""
     day_before = [slice_ for slice_ in slices_between(SUM, T0 - 24 * HOUR_MS, T0 - 23 * HOUR_MS)[:2]]
     table = publish(tmp_path, [*day_before, *AN_HOUR[:2]])
     torn = next((table.path / f"slice={AN_HOUR[0].name}").iterdir())

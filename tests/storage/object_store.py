@@ -1,4 +1,4 @@
-"""A real S3 server on this machine, for tests: its buckets are empty, and gone with it."""
+"""A real S3 server on this machine, for tests. Its buckets begin empty and are gone when it ends."""
 
 import http.client
 import subprocess
@@ -16,8 +16,8 @@ import httpx
 from jobs.storage.bucket import Bucket
 from local.platform.ports import free_port
 
-# `moto.server`, as a store would be that does not know the header: it overwrites what it is told to create only. Two
-# first commits of a table that is called `raced` come at the same moment.
+# `moto.server` as a store that does not support the header: it overwrites objects that it should only create. Two first
+# commits of a table with the name `raced` come at the same moment.
 _CARELESS = """
 import sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -38,14 +38,14 @@ run_simple("127.0.0.1", int(sys.argv[1]), careless, threaded=True)
 
 @contextmanager
 def serving(log: Path, *, careless: bool = False) -> Iterator[dict[str, str]]:
-    """The environment of one whose lake lies there; ``careless``: in a store that ignores `If-None-Match`."""
+    """The environment for a lake on this server. With ``careless=True`` the store ignores `If-None-Match`."""
     port = free_port()
     sound = ["-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     command = [sys.executable, *(["-c", _CARELESS, str(port)] if careless else sound)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
         try:
             url = f"http://127.0.0.1:{port}"
-            # Clients remember a bucket by its name.
+            # Clients cache a bucket by its name, so each server needs another name.
             bucket = f"lakes-{port}"
             _make_bucket(server, f"{url}/{bucket}", log)
             yield {
@@ -55,7 +55,7 @@ def serving(log: Path, *, careless: bool = False) -> Iterator[dict[str, str]]:
                 "AWS_REGION": "us-east-1",
                 "AWS_ACCESS_KEY_ID": "tests",
                 "AWS_SECRET_ACCESS_KEY": "tests",
-                # Nobody asks a cloud's machines who they are.
+                # Clients must not ask a cloud's metadata service for credentials.
                 "AWS_EC2_METADATA_DISABLED": "true",
             }
         finally:
@@ -75,7 +75,7 @@ def _make_bucket(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 def copied(folder: Bucket, target: Path) -> Path:
-    """What lies in a folder of a bucket, on the disk: for those who read files themselves."""
+    """Copy a bucket's folder to the disk, for code that reads files itself."""
     for file in folder.written():
         to = target / str(file.relative_to(folder))
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def copied(folder: Bucket, target: Path) -> Path:
 
 @contextmanager
 def losing_answers(url: str) -> Iterator[str]:
-    """The same server at another address: what is to be created is created, and answered as if it had failed."""
+    """The same server at another address: objects are created, but the first answer reports a failure."""
     lost: set[str] = set()
 
     class Handler(BaseHTTPRequestHandler):
@@ -113,7 +113,7 @@ def losing_answers(url: str) -> Iterator[str]:
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_request
 
         def log_message(self, format: str, *words: object) -> None:
-            """The test says what matters."""
+            """Log nothing: the test reports its failures itself."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Documents are whole or not there, and of several writers one creates: in a folder and in an object store alike."""
+"""Documents are whole or not there, and only one of several writers creates one, in a folder and in an object store."""
 
 import json
 import resource
@@ -111,9 +111,9 @@ def test_what_a_power_cut_left_is_no_document_and_takes_its_name(content: bytes,
 
 
 def test_what_a_killed_writer_left_is_no_document(tmp_path: Path) -> None:
-    """A document is written beside its name first: a writer that dies in between leaves only what is beside it."""
+    """A document is first written under another name. A writer that is killed in between leaves only that file."""
     documents = Documents.at(tmp_path)
-    # The second is the name that earlier versions have used.
+    # The second name is the one that earlier versions used.
     for left in (f".{NAME}.5f3a", f"{NAME}#1"):
         (tmp_path / left).write_text('{"half": ')
     assert documents.names() == []
@@ -139,7 +139,7 @@ for write in (documents.create, documents.replace):
 
 
 def test_what_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
-    """A process that may write no more than some bytes stands for a full disk."""
+    """A process that may write only some bytes stands for a full disk."""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     done = subprocess.run([sys.executable, "-c", _FULL, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_a_reader_that_never_rests_sees_only_whole_documents(documents: Document
 
 
 def test_documents_that_come_and_go_trouble_nobody(documents: Documents) -> None:
-    """Two that prune the same names, one that writes them, and readers in between."""
+    """Two threads prune the same names and one writes them, while the test reads."""
     names = [f"lease-{number:010d}" for number in range(20)]
 
     def write() -> None:
@@ -182,7 +182,7 @@ def test_documents_that_come_and_go_trouble_nobody(documents: Documents) -> None
 
 @contextmanager
 def busy(actions: list[Callable[[], Any]]) -> Iterator[None]:
-    """Threads that do the same over and over; they must not fail."""
+    """Run threads that repeat their action; they must not fail."""
     done, errors = threading.Event(), []
 
     def repeat(action: Callable[[], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Leases and commits rest on "create only if absent": a store that does not keep to it is refused before it is used."""
+"""Leases and commits need "create only if absent": a store that does not support it is refused before it is used."""
 
 import os
 import subprocess
@@ -46,14 +46,14 @@ def careless(careless_store: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_such_a_store_grants_a_lease_twice_and_loses_a_commit(careless: dict[str, str]) -> None:
-    """Both clients: what the first of them is asked speaks for the second, which asks in the same way."""
+    """This holds for both clients: they ask in the same way, so a check of the first is valid for the second."""
     root = folder_at(careless["LAKE_ROOT"])
     documents = Documents.at(root / "leases")
     assert [documents.create("lease-1", {"by": by}) for by in (1, 2)] == [True, True]
     table = root / "raced"
     writers = [_table(table), _table(table)]
     with ThreadPoolExecutor(2) as pool:
-        # Neither is told of the other.
+        # Neither writer learns of the other.
         list(pool.map(_commit, writers, (1, 2)))
     assert len(files_of(opened_again(table), table).to_table()["a"]) == 1
 
@@ -69,7 +69,7 @@ def test_no_lease_is_granted_there(careless: dict[str, str]) -> None:
 
 
 def test_a_batch_job_does_not_wait_for_it(careless: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for others who write; that would be in vain here."""
+    """The job waits for other writers, but here it would wait in vain."""
     monkeypatch.setattr(planning.time, "sleep", lambda _: pytest.fail("it waited"))
     refused = planning.writing(folder_at(careless["LAKE_ROOT"]), "recompute_rolling_sum")
     with pytest.raises(Refusal, match=REFUSED), refused:
@@ -141,14 +141,14 @@ def test_settings_that_let_writers_overwrite_each_other_are_refused(name: str, v
     env = {"LAKE_ROOT": "s3a://lakes/tideline", "AWS_REGION": "eu-central-1", name: value}
     with pytest.raises(Refusal, match=f"{name}='{value}' .*: remove it"):
         Settings.from_env(env)
-    # A folder has no such settings.
+    # A lake in a folder has no such settings.
     Settings.from_env({**env, "LAKE_ROOT": "/lake"})
 
 
 def test_the_same_settings_may_say_what_holds_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     env = {"LAKE_ROOT": "s3a://lakes/tideline", "AWS_REGION": "eu-central-1"}
     for name, value in {"AWS_S3_ALLOW_UNSAFE_RENAME": "false", "AWS_CONDITIONAL_PUT": "etag"}.items():
-        # Undone afterwards: settings of a bucket become the process's own.
+        # Undone after the test, because settings of a bucket become the process's own.
         monkeypatch.setenv(name, value)
         env[name] = value
     monkeypatch.setenv("AWS_REGION", "eu-central-1")

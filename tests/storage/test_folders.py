@@ -1,4 +1,4 @@
-"""A folder on a disk and one in a bucket answer alike."""
+"""A folder on a disk and a folder in a bucket give the same answers."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def folder(
 
 @pytest.fixture
 def full(folder: Folder) -> Folder:
-    """Two files, one of them empty, and a third in a folder."""
+    """Two files, one of them empty, and a third in a subfolder."""
     for name, content in (("a.json", b"a.json"), ("b.txt", b""), ("in/c.json", b"in/c.json")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(folder / name, content)
@@ -133,7 +133,7 @@ def test_a_file_is_written_anew_as_a_whole(full: Folder) -> None:
 def test_a_file_is_placed(full: Folder, keep: bool) -> None:
     place(full / "a.json", full / "in" / "placed.json", keep=keep)
     assert (full / "in" / "placed.json").read_bytes() == b"a.json"
-    # In a bucket it goes with its stage.
+    # In a bucket the file is deleted with its stage.
     assert (full / "a.json").exists() is (keep or not isinstance(full, Path))
 
 
@@ -214,7 +214,7 @@ def test_small_files_are_merged_and_old_ones_deleted(folder: Folder) -> None:
 
 
 def test_nothing_is_written_above_a_table(folder: Folder) -> None:
-    """Whoever may write below a path only: Arrow would mark every folder of a bucket down to the file."""
+    """Some users may write only below a path, but Arrow would create a marker for every folder above the file."""
     table = _table(folder)
     for a in range(2):
         _commit(table, a)
@@ -228,7 +228,7 @@ def test_nothing_is_written_above_a_table(folder: Folder) -> None:
 
 
 def _let_its_clock_go_on(folder: Folder) -> None:
-    """A store tells times in whole seconds: what is written now is younger than all that is there."""
+    """A store gives times in whole seconds: wait until a new file is younger than all others."""
     last = max(file.stat().st_mtime for file in folder.rglob("*"))
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -263,7 +263,7 @@ def test_a_bucket_that_is_not_there_is_a_sentence(store: dict[str, str]) -> None
 
 
 def test_a_store_that_does_not_answer_a_job_is_no_refusal(store: dict[str, str]) -> None:
-    """A task whose job is refused is not tried again."""
+    """A task with a refused job is not tried again, so this error must not be a refusal."""
     env = {**os.environ, **store, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}
     command = [sys.executable, "-m", "jobs", "recompute", "rolling_sum", "--run", "a run"]
     done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=120)
@@ -275,7 +275,7 @@ def test_a_store_that_does_not_answer_a_job_is_no_refusal(store: dict[str, str])
 def test_a_store_that_does_not_answer_is_no_damage(
     store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The way out of damage is to begin anew, which would clear what is served."""
+    """The way out of damage is to begin anew, which would clear the rows that are served."""
     for name, value in store.items():
         monkeypatch.setenv(name, value)
     checkpoint = Checkpoint(folder_at(store["LAKE_ROOT"]) / tmp_path.name)
@@ -293,7 +293,7 @@ def _no_network(_: Bucket) -> bytes:
 def test_an_answer_that_is_lost_is_not_taken_for_another_writer(
     store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client asks again, and finds what it has created itself."""
+    """The client sends its request again, and finds the object that it created itself."""
     for name, value in store.items():
         monkeypatch.setenv(name, value)
     with losing_answers(store["AWS_ENDPOINT_URL"]) as url:

@@ -1,4 +1,4 @@
-"""The adviser on made events: it counts what a stream with that delay would count."""
+"""The adviser on made-up events: it counts the events that a stream with that delay would count."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def at(ms: int) -> datetime:
 
 
 def land(lake_root: Path, events: Iterable[tuple[int, int]]) -> None:
-    """Events as (arrival, event time), both in milliseconds after T0."""
+    """Land events, given as (arrival, event time), both in milliseconds after T0."""
     writer = TableWriter.open(lake_root / "events" / "numbers", EVENTS, "hour", epoch=1)
     rows = [
         {"topic": "numbers", "partition": 0, "offset": n, "arrival_time": at(T0 + arrival), "event_time": at(T0 + time)}
@@ -59,11 +59,11 @@ def test_in_order_nothing_is_late_and_no_delay_is_needed(tmp_path: Path) -> None
 
 def test_the_delay_counts_the_wanted_share_and_one_second_less_does_not(tmp_path: Path) -> None:
     steady = [(n * 100, n * 100) for n in range(400)]
-    # Each of ten comes 12,300 ms and more behind what was seen: its window was over 11,400 ms and more ago.
+    # Ten events come 12,300 ms or more behind the newest event seen: their window was over 11,400 ms or more before.
     late = [(30_000 + n, 17_000) for n in range(10)]
     land(tmp_path, steady + late)
     advice = advise(tmp_path, TUMBLING, TRIGGER_MS, share=1)
-    # Batches up to the one before the last: the newest event seen was that of 29,400 ms; the window ended at 18,000.
+    # Up to the batch before the last, the newest event seen was that of 29,400 ms; the window ended at 18,000.
     assert advice.lateness_ms["1.0"] == 29_400 - 17_000
     assert advice.counted_share == pytest.approx(400 / 410)
     assert advice.proposed_seconds == (29_400 - 18_000) // 1000 + 1
@@ -74,7 +74,7 @@ def test_the_delay_counts_the_wanted_share_and_one_second_less_does_not(tmp_path
 
 def test_of_sliding_windows_the_first_that_ends_counts(tmp_path: Path) -> None:
     land(tmp_path, [(20_400, 20_400), (21_000, 20_400), (21_600, 15_100)])
-    # Its tumbling window ends at 16,000, the first of its sliding ones at 15,250.
+    # Its tumbling window ends at 16,000, and the first of its sliding windows at 15,250.
     assert advise(tmp_path, TUMBLING, TRIGGER_MS, share=1).proposed_seconds == 5
     assert advise(tmp_path, SLIDING, TRIGGER_MS, share=1).proposed_seconds == 6
 
@@ -82,7 +82,7 @@ def test_of_sliding_windows_the_first_that_ends_counts(tmp_path: Path) -> None:
 def test_an_event_ahead_needs_a_delay_too(tmp_path: Path) -> None:
     land(tmp_path, [(0, 0), (600, 7_600), (1200, 1200), (1800, 1800)])
     advice = advise(tmp_path, TUMBLING, TRIGGER_MS, share=1)
-    # Ahead by 7,000 ms: left out by a delay of 5 s, which it does not drag; exactly at its bound by one of 7 s.
+    # It is 7,000 ms ahead. A delay of 5 s leaves it out, and it does not move the watermark. One of 7 s just counts it.
     assert (advice.counted_share, advice.proposed_seconds) == (0.75, 7)
 
 

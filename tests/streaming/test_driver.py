@@ -1,4 +1,4 @@
-"""A driver ends between two micro-batches, whoever asks for it, and its receipt says why."""
+"""A driver ends between two micro-batches, whichever way it is asked, and its receipt gives the reason."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ ENDLESS = 10**6
 
 
 class Counting(MicroBatches):
-    """The function of a real query, with nothing to write: only its life is of interest."""
+    """The batch function of a real query. It writes nothing: the tests only look at how the query runs and ends."""
 
     def _write(self, frame: DataFrame, number: int) -> None:
         if number in self.broken:
@@ -60,7 +60,7 @@ class Counting(MicroBatches):
             topic=checkpoint.name,
             fingerprint=None,
             lease=nothing,
-            # Its own offsets are no partitions of a topic.
+            # The offsets of this query are not those of a topic's partitions.
             checkpoint=Checkpoint(checkpoint.with_name("none")),
             table=nothing,
             client=nothing,
@@ -80,7 +80,7 @@ class Counting(MicroBatches):
 
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
-    """A control folder whose drivers look into it often."""
+    """A control folder into which drivers look often."""
     monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(driver, "BEAT_SECONDS", 0.05)
     return Control.of(tmp_path, JOB)
@@ -95,7 +95,7 @@ def lease(control: Control) -> Iterator[Lease]:
 
 @pytest.fixture
 def busy(spark: SparkSession, tmp_path: Path) -> Callable[..., tuple[StreamingQuery, Counting]]:
-    """Starts a query that has always more to do: one record in each batch."""
+    """Start a query that always has more to do, with one record in each batch."""
 
     def start(stop: threading.Event, topic: str = "numbers", **options: Any) -> tuple[StreamingQuery, Counting]:
         batches = Counting.new(stop, tmp_path / topic, **options)
@@ -111,7 +111,7 @@ def unasked() -> Offsets:
 
 
 def run(queries: list[Any], lease: Lease, stop: threading.Event, ends: driver.Ends = unasked) -> Ending:
-    """`driver.run`, but a deadlock is a failure and not the end of the test run."""
+    """Call `driver.run`; a deadlock fails the test instead of blocking the test run."""
     done: list[Ending] = []
     error: list[BaseException] = []
 
@@ -135,7 +135,7 @@ def run(queries: list[Any], lease: Lease, stop: threading.Event, ends: driver.En
 
 
 def test_a_busy_query_stops_and_goes_on_where_it_was(busy, lease: Lease) -> None:
-    """No batch is begun twice: each stop waited until Spark had committed the last one."""
+    """No batch begins twice: each stop waited until Spark had committed the last one."""
     seen: list[int] = []
     for _ in range(8):
         stop = threading.Event()
@@ -189,7 +189,7 @@ def test_a_query_that_waits_for_room_is_not_stalled(busy, control: Control, leas
 
 
 def test_a_receipt_that_finds_no_room_hides_no_error(control: Control, tmp_path: Path) -> None:
-    """The folder of the job is a file: as on a full disk nothing can be written into it."""
+    """The job's folder is a file, so nothing can be written into it, as on a full disk."""
     settings = replace(Settings.from_env({}), lake_root=tmp_path)
 
     def work(lease: Lease, stop: threading.Event) -> Ending:
@@ -214,7 +214,7 @@ def test_a_driver_that_is_overtaken_stops_its_queries(busy, control: Control, le
 def test_a_driver_that_ends_looks_whether_it_was_overtaken(
     busy, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though its heartbeat has not seen it yet: it must not say that it ended in order."""
+    """The heartbeat has not seen it yet, but the driver must not report an end in order."""
     monkeypatch.setattr(lease_module, "BEAT_SECONDS", 600)
     lease, stop = Lease.acquire(control, {}), threading.Event()
     control.end(lease.epoch, Receipt(time=time.time(), clean=False, cause="declared dead"))
@@ -282,7 +282,7 @@ def test_a_request_in_the_control_folder_stops_it(busy, control: Control, lease:
 
 
 def test_a_drain_ends_at_the_offsets_seen_when_it_was_first_asked(busy, control: Control, lease: Lease) -> None:
-    """The topics go on growing: a later look at their ends would never be reached."""
+    """The topics go on growing, so ends that are read later would never be reached."""
     stop = threading.Event()
     one, other = busy(stop, "one", enough=ENDLESS), busy(stop, "other", enough=ENDLESS)
     first: list[Offsets] = []
@@ -290,7 +290,7 @@ def test_a_drain_ends_at_the_offsets_seen_when_it_was_first_asked(busy, control:
     def ends() -> Offsets:
         if first:
             return {topic: {0: ENDLESS} for topic in ("one", "other")}
-        # The second partition is empty: nothing of it is waited for.
+        # The second partition is empty, so the drain does not wait for it.
         first.append({"one": {0: len(one[1].seen) + 3, 1: 0}, "other": {0: len(other[1].seen) + 20, 1: 0}})
         return first[0]
 
@@ -349,7 +349,7 @@ def test_the_heartbeat_tells_what_spark_says_of_the_queries(busy, control: Contr
     stop, before, seen = threading.Event(), time.time(), []
 
     def watch() -> None:
-        """Stop the driver as soon as its heartbeat knows of a batch."""
+        """Stop the driver as soon as its heartbeat shows a batch."""
         try:
             wait_until(lambda: shows_a_batch(control.epoch(1)), "a beat with progress", 30)
             seen.append(control.epoch(1))
@@ -430,7 +430,7 @@ def test_the_receipt_of_an_end_in_order(settings: Settings, control: Control) ->
 
 
 def cause_told(settings: Settings, control: Control, error: BaseException) -> str:
-    """What the receipt of a driver says that ended with this error."""
+    """The cause in the receipt of a driver that ended with this error."""
 
     def work(lease: Lease, stop: threading.Event) -> Ending:
         raise error
@@ -529,7 +529,7 @@ def test_the_signals_are_given_back(settings: Settings, control: Control) -> Non
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-# What a reader at 3 a.m. has no use for.
+# Text that does not help an operator who reads the cause at 3 a.m.
 NOISE = ("Traceback", "\n", "Identifier:", "Logical Plan", "Current State", "JVM stacktrace", "\tat ", ".scala:")
 
 

@@ -1,4 +1,4 @@
-"""What an operator sees of all streams and asks of them, here without Airflow: the drivers are small processes."""
+"""The states of all streams, and an operator's requests to them, without Airflow: the drivers are small processes."""
 
 import json
 import re
@@ -43,7 +43,8 @@ from jobs.streaming.fleet import DRAIN_SECONDS, Fleet, StreamState, as_rows, kno
 from tests.processes import wait_until
 
 JOB, OTHER = "rolling_sum", "ingest"
-# It obeys, reads three more records first if it is to drain, does not obey, or dies of the request.
+# An obedient driver stops on request; before a drained stop it reads three more records.
+# A deaf one ignores the request, and a mortal one exits at once without a receipt.
 _DRIVER = """
 import os, sys, time
 from pathlib import Path
@@ -94,7 +95,7 @@ def fleet(tmp_path: Path, told: list[str]) -> Fleet:
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Starter]:
-    """Start drivers in processes of their own; each runs when it is returned."""
+    """Start drivers in processes of their own; each one runs when it is returned."""
     started: list[subprocess.Popen[str]] = []
 
     def start(job: str = JOB, manner: str = "obedient") -> subprocess.Popen[str]:
@@ -115,7 +116,7 @@ def driver(tmp_path: Path) -> Iterator[Starter]:
 
 @contextmanager
 def held(lake: Path, job: str = JOB, *, clean: bool = True, cause: str = "stopped", **shown: Any) -> Iterator[Control]:
-    """A lease of this process for as long as the block lasts, and a heartbeat that tells what is shown."""
+    """Hold a lease while the block runs, with a heartbeat that shows these fields."""
     control = Control.of(lake, job)
     lease = Lease.acquire(control, {LOG_VARIABLE: "/logs/driver.log"})
     lease.show(**shown)
@@ -132,7 +133,7 @@ def held(lake: Path, job: str = JOB, *, clean: bool = True, cause: str = "stoppe
 
 
 def elsewhere(control: Control, **beat: Any) -> int:
-    """A driver on another machine that beat a moment ago; nothing that is asked of it is heard."""
+    """Add a driver on another machine that beat a moment ago; it sees no requests."""
     owner = Owner(host="another-host", pid=1, started_seconds=0.0)
     epoch = control.reserve(owner)
     control.beat(epoch, Beat(**{"time": time.time(), "owner": owner, "phase": Phase.RUNNING, **beat}))
@@ -140,7 +141,7 @@ def elsewhere(control: Control, **beat: Any) -> int:
 
 
 def fail(lake: Path, job: str = JOB, cause: str = "no memory") -> Control:
-    """An epoch that failed."""
+    """Add an epoch that failed."""
     with held(lake, job, clean=False, cause=cause, phase=Phase.RUNNING) as control:
         return control
 
@@ -149,7 +150,7 @@ def state_of(fleet: Fleet, job: str = JOB, **dag: Any) -> StreamState:
     return fleet._state(job, dag or None)
 
 
-# -- How they do --
+# -- The states of streams --
 
 
 def test_a_stream_that_was_never_started(fleet: Fleet, tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ def test_pausing_alone_leaves_the_driver_running_and_says_so(fleet: Fleet, tmp_p
 def test_a_stream_is_well_that_runs_or_is_not_wanted(
     state: str, wanted: bool | None, is_well: bool, fleet: Fleet
 ) -> None:
-    """Where nobody knows whether it is wanted, it is well unless something is wrong."""
+    """If it is unknown whether a stream is wanted, it is well unless something is wrong."""
     row = {**as_rows([state_of(fleet)])[0], "state": state, "wanted": wanted}
     assert StreamState(**row).is_well is is_well
 
@@ -341,7 +342,7 @@ def test_jobs_are_known_by_name_all_if_none_is_named() -> None:
         known_jobs([JOB, "nope", "no"])
 
 
-# -- What is asked of them --
+# -- Requests to streams --
 
 
 def test_a_driver_that_is_stopped_ends_after_its_batch(fleet: Fleet, told: list[str], driver: Starter) -> None:
@@ -411,7 +412,7 @@ def test_a_driver_that_is_not_done_in_time_ends_hard_and_that_is_told(
 
 def test_a_driver_that_dies_of_the_request_gets_its_receipt(fleet: Fleet, told: list[str], driver: Starter) -> None:
     process = driver(manner="mortal")
-    # Nobody waits for it while it is asked: to those who look it is a zombie, which is dead.
+    # Its parent does not wait for it during the request, so it is a zombie, which counts as dead.
     fleet.stop([JOB], by="an operator")
     assert told[1].startswith(f"{JOB}: epoch 1: the driver died without a word (killed, or out of memory): process ")
     assert (state_of(fleet).state, state_of(fleet).failures) == (Health.FAILED, 1)
@@ -433,7 +434,7 @@ def test_patience_runs_out_with_one_that_neither_ends_nor_dies(
     assert state_of(fleet).state == Health.STOPPING
 
 
-# -- What only Airflow can do --
+# -- Actions that only Airflow can do --
 
 
 @pytest.mark.parametrize("action", ["start", "restart"])
@@ -493,7 +494,7 @@ def test_where_nothing_is_to_be_forgotten_nothing_is_written(fleet: Fleet, told:
 def test_a_start_is_awaited_until_the_driver_speaks(
     failed: int, fleet: Fleet, told: list[str], driver: Starter
 ) -> None:
-    """What is written to forget its failures is no driver."""
+    """The document that makes failures forgotten does not count as a driver."""
     for _ in range(failed):
         fail(fleet.lake_root)
     before = fleet._forgive(JOB, "an operator")

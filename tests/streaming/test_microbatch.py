@@ -1,4 +1,4 @@
-"""A micro-batch whose driver is overtaken at its worst moment: it commits, sends and merges nothing more."""
+"""A micro-batch whose driver is overtaken at the worst moment: it commits, sends and merges nothing more."""
 
 import os
 import time
@@ -39,7 +39,7 @@ checkpoint_path = test_checkpoint.path
 
 @dataclass(kw_only=True)
 class Watched(MicroBatches):
-    """Kafka is not there to be asked for the topic: the test says what happens meanwhile."""
+    """Micro-batches without Kafka: where they would ask for the topic, the test runs an action instead."""
 
     while_kafka_answers: Callable[[], None]
 
@@ -48,7 +48,7 @@ class Watched(MicroBatches):
 
 
 class Scene:
-    """One micro-batch of two files that are merged at once, and a successor who comes when told to."""
+    """One micro-batch of two files that are merged at once, and a successor that takes over at a given moment."""
 
     def __init__(self, lake_root: Path, checkpoint: Path) -> None:
         self.control = Control.of(lake_root, "rolling_sum")
@@ -97,7 +97,7 @@ class Scene:
         self.reach("sent")
 
     def seen(self) -> tuple[int, int, list[int]]:
-        """Rows and files of the table, and which batches were sent."""
+        """Rows and files of the table, and the batches that were sent."""
         table = DeltaTable(self.table.path)
         return rows_by_partition(table).total(), len(table.file_uris()), self.sent
 
@@ -143,7 +143,7 @@ MORE_THAN_ANY_DISK = 10**18
 
 @contextmanager
 def waiting(scene: Scene, room: Room) -> Iterator[tuple[MicroBatches, "Future[None]"]]:
-    """A micro-batch that has begun to wait for room, and what becomes of it."""
+    """A micro-batch that has begun to wait for room, and its future."""
     batches = scene.batches(room)
     with ThreadPoolExecutor(1) as pool:
         under_way = pool.submit(batches, NO_FRAME, 2)
@@ -169,7 +169,7 @@ def test_it_waits_for_room_and_is_then_written(scene: Scene, tmp_path: Path) -> 
 
 
 def test_while_it_waits_it_deletes_what_no_reader_needs(scene: Scene, tmp_path: Path) -> None:
-    """So a disk that its own table has filled gets room again."""
+    """So a disk gets room again if the table's own files have filled it."""
     orphan = scene.table.path / "slice=a" / "orphan.parquet"
     orphan.parent.mkdir()
     orphan.write_bytes(b"of a writer that died")

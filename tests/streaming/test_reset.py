@@ -1,4 +1,4 @@
-"""What a reset is asked, what it says it will do, and what its commit notes; without a broker."""
+"""The request of a reset, the effects that it announces, and the note of its commit; without a broker."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""When a stream may begin: checkpoint, table and topic must tell the same story. Every refusal, every acceptance."""
+"""When a stream may begin: checkpoint, table and topic must agree. Every refusal, every acceptance."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from jobs.refusal import Refusal
 from jobs.streaming.start import EARLIEST, Progress, Start, check_start
 from tests.control import test_checkpoint
 
-# Where batches 0, 1, 2 … end; the stream began at offset 10 of partition 0.
+# The offsets at which batches 0, 1, 2 … end; the stream began at offset 10 of partition 0.
 BEGIN: Offsets = {"numbers": {0: 10, 1: 0}}
 ENDS: list[Offsets] = [{"numbers": {0: 100 * n + 100, 1: 50 * n + 50}} for n in range(6)]
 CONF = {"spark.sql.shuffle.partitions": "2", "spark.sql.streaming.stateStore.providerClass": "Rocks", "other": "1"}
@@ -21,7 +21,7 @@ TOPIC = TopicState(cluster_id="c1", topic_id="t1", partitions=2, earliest={0: 10
 
 
 def progress(planned: int | None, committed: int | None) -> Progress:
-    """What a checkpoint says that was never tampered with."""
+    """The progress of a checkpoint that was never tampered with."""
     if planned is None:
         return Progress(write_id="w1")
     starts = ENDS[planned - 1] if planned else BEGIN
@@ -38,7 +38,7 @@ def progress(planned: int | None, committed: int | None) -> Progress:
 
 
 def note(batch: int) -> Note:
-    """What the table says after that batch."""
+    """The table's note after that batch."""
     starts = (ENDS[batch - 1] if batch else BEGIN)["numbers"]
     ranges = {partition: (starts.get(partition, 0), end) for partition, end in ENDS[batch]["numbers"].items()}
     topics = {"numbers": Ranges(topic_id="t1", offsets=ranges)}
@@ -46,7 +46,7 @@ def note(batch: int) -> Note:
 
 
 def reset_note(write_id: str = "w0", start: Offsets = BEGIN) -> Note:
-    """What the table says after a reset that booked what lies between 0 and the start."""
+    """The table's note after a reset that booked the offsets between 0 and the start."""
     ranges = Ranges(topic_id="t1", offsets={partition: (0, at) for partition, at in start["numbers"].items()})
     return replace(note(0), write_id=write_id, batch=None, topics={"numbers": ranges})
 
@@ -89,7 +89,7 @@ SOUND = {
 def test_every_pair_of_a_checkpoint_and_a_table(
     state: tuple[int | None, int | None] | None, landed: int | None
 ) -> None:
-    """Exactly the states that a crash or a stop leaves are accepted; all others are from two moments."""
+    """Only the states that a crash or a stop leaves are accepted; in all others the two are from different moments."""
     said = None if landed is None else note(landed)
     answer = refusal(progress(*state) if state else None, said)
     assert (answer is None) == ((state, landed) in SOUND), answer
@@ -169,7 +169,7 @@ def test_a_topic_that_changed_after_a_reset_is_refused(topic: dict[str, object],
 
 
 def test_after_a_reset_a_stream_may_begin_past_the_first_record() -> None:
-    """Without one a topic that begins before the stream did is another topic."""
+    """Without a reset, a topic that begins before the stream did is another topic."""
     older = {"numbers": replace(TOPIC, earliest={0: 0, 1: 0})}
     assert refusal(progress(0, None), reset_note(), older) is None
     assert "where the stream began" in (refusal(progress(0, None), None, older) or "")

@@ -1,4 +1,4 @@
-"""What a power cut tears of a checkpoint is mended or refused, and nothing else of it can be torn."""
+"""A file of a checkpoint that a power cut tears is repaired or refused, and no other file of it can be torn."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What no reader needs goes from all tables of a lake without their writers, and none of these is harmed by it."""
+"""Files that no reader needs are deleted from all tables of a lake, without their writers and without harm to them."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ AT_ONCE = "interval 0 seconds"
 
 
 def with_replaced_files(path: Path, interval: str = AT_ONCE) -> TableWriter:
-    """Five files, and the one that they were merged into."""
+    """Five files, and the file into which they were merged."""
     writer = kept_for(path, interval)
     for batch in range(5):
         commit(writer, batch)
@@ -63,7 +63,7 @@ def test_a_table_that_cannot_be_opened_keeps_no_other_from_being_looked_through(
 
 
 def test_a_writer_that_is_about_to_commit_goes_on(tmp_path: Path) -> None:
-    """It has staged long ago, and placed a file that no version names yet, in a folder that is new."""
+    """The writer staged long ago, and placed a file in a new folder; no version names that file yet."""
     path = tmp_path / "live" / "rolling_sum"
     writer = with_replaced_files(path)
     (file,) = stage(writer, 7, partition="b").rglob("*.parquet")
@@ -95,7 +95,7 @@ def test_a_table_that_is_written_meanwhile_is_left_to_the_next_turn(
 
 
 def test_a_table_whose_log_is_torn_is_left_to_its_writer(tmp_path: Path) -> None:
-    """The torn commit has a checkpoint, by which the files that it had replaced are not needed. Without it they are."""
+    """The torn commit has a checkpoint, and by it the replaced files are not needed. Without that commit they are."""
     path = tmp_path / "live" / "rolling_sum"
     opened(path, SCHEMA, "slice", {"delta.deletedFileRetentionDuration": AT_ONCE, "delta.checkpointInterval": "1"})
     writer = with_replaced_files(path)

@@ -1,4 +1,4 @@
-"""Small files are merged with files of their like: little is rewritten, and few files remain."""
+"""Small files are merged with files of similar size: little is rewritten, and few files remain."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_no_two_files_of_one_size_are_left_if_they_make_one_of_a_good_size(files
     shrink=st.sampled_from([1.0, 0.9, 0.1]),
 )
 def test_little_is_rewritten_and_few_files_are_left(commits: list[int], every: int, shrink: float) -> None:
-    """Merged files may be smaller than what went into them: one footer remains of many."""
+    """Merged files may be smaller than their inputs together: one footer remains of many."""
     files, rewritten = dict[str, int](), 0
     for number, size in enumerate(commits):
         files[f"slice=a/{number}"] = size

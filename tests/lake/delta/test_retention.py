@@ -1,4 +1,4 @@
-"""What no version can need any more is deleted, and nothing else, whoever is suspended meanwhile."""
+"""Files that no version can need any more are deleted, and no others, whichever writer is suspended meanwhile."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def kept_for(path: Path, interval: str) -> TableWriter:
 
 
 def age(path: Path, hours: float, *files: Path) -> None:
-    """As if all files, or these, had been written so long before."""
+    """Make all files, or only these, look so many hours older."""
     for file in files or [file for file in path.rglob("*") if file.is_file()]:
         modified = file.stat().st_mtime - hours * HOURS
         os.utime(file, (modified, modified))
@@ -51,7 +51,7 @@ def plant(file: Path, hours: float = 0) -> Path:
 
 
 def work(writer: TableWriter, batches: range) -> None:
-    """Commits, merged now and then."""
+    """Commit batches, and merge small files now and then."""
     for batch in batches:
         commit(writer, batch)
         if batch % 5 == 4:
@@ -59,7 +59,7 @@ def work(writer: TableWriter, batches: range) -> None:
 
 
 def test_a_table_does_not_grow_beyond_what_its_versions_need(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past several checkpoints of the log, which forget removed files before anybody has deleted them."""
+    """This goes past several checkpoints of the log, which drop removed files before their deletion from the disk."""
     writer = kept_for(path, "interval 6 hours")
     eight_hours_ago = SimpleNamespace(time=lambda: time.time() - 8 * HOURS, monotonic=time.monotonic)
     with monkeypatch.context() as then:
@@ -113,7 +113,7 @@ def test_folders_of_partitions_that_are_empty_are_removed(path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_file_that_was_staged_long_ago_is_not_deleted_before_its_commit(path: Path, keep: bool) -> None:
-    """A writer that lost its lease deletes while its successor, which has not committed yet, places such a file."""
+    """A writer that lost its lease deletes, while its successor, which has not committed yet, places such a file."""
     commit(kept_for(path, "interval 0 seconds"), 0)
     suspended, successor = (TableWriter.open(path, SCHEMA, "slice", epoch=1) for _ in range(2))
     (file,) = stage(successor, 7).rglob("*.parquet")
@@ -211,7 +211,7 @@ def test_a_table_of_many_commits_is_rewritten_a_few_times_only(path: Path) -> No
 
 
 def test_what_a_writer_that_died_has_staged_goes_a_day_later(tmp_path: Path) -> None:
-    """Of batch tables: those of streams bear the epoch, and the next one removes them."""
+    """This is for batch tables. Stages of streams bear their epoch, and the driver of the next epoch removes them."""
     ledger = Ledger.open(tmp_path, SUM)
     old, new, run = (ledger.staging / name for name in ("a" * 32, "b" * 32, f"scheduled-{'c' * 32}"))
     for folder in (old, new, run):
