@@ -88,7 +88,7 @@ class Incident:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Untold:
+class Unsent:
     """A message that is due: the word it is about, the newest word it covers, and the channels that have sent it."""
 
     incident: Incident

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.control.incident import Happening, Incident, Untold, blocked, unreadable
+from jobs.control.incident import Happening, Incident, Unsent, blocked, unreadable
 from jobs.pipelines.layout import INCIDENTS
 from jobs.storage.documents import UNREADABLE, Documents, Report
 from jobs.storage.folders import Folder
@@ -162,18 +162,18 @@ class Incidents:
         found = [_incident(row, chapter) for row in rows for chapter in self._chapters(row)]
         return sorted(filter(wanted, found), key=lambda incident: -incident.updated)
 
-    def untold(self) -> list[Untold]:
+    def unsent(self) -> list[Unsent]:
         """The messages that are due, for each key in order. Only keys with a message left to send are read."""
         rows = [row for row in self._rows().values() if not row.is_told]
-        found = [self._untold(row, chapter) for row in rows for chapter in self._chapters(row)]
-        return [untold for untold in found if not untold.incident.told]
+        found = [self._unsent(row, chapter) for row in rows for chapter in self._chapters(row)]
+        return [unsent for unsent in found if not unsent.incident.told]
 
-    def claim(self, untold: Untold, channel: str) -> str | None:
+    def claim(self, unsent: Unsent, channel: str) -> str | None:
         """Claim the right to send a message over a channel; None if another process sent it or may be sending it."""
-        newest = untold.attempts.get(channel, 0)
-        if newest and self._is_held(_attempt(untold, channel, newest)):
+        newest = unsent.attempts.get(channel, 0)
+        if newest and self._is_held(_attempt(unsent, channel, newest)):
             return None
-        name = _attempt(untold, channel, newest + 1)
+        name = _attempt(unsent, channel, newest + 1)
         return name if self._documents.create(name, {"time": time.time(), "sent": False}) else None
 
     def note_sent(self, claim: str) -> None:
@@ -184,9 +184,9 @@ class Incidents:
         """Give up a claim after its message could not be sent, so that any process may try again."""
         self._documents.delete(claim)
 
-    def settle(self, untold: Untold, channels: Iterable[str]) -> None:
+    def settle(self, unsent: Unsent, channels: Iterable[str]) -> None:
         """Note that no message is left to send about it, and that these channels sent it."""
-        self._settle(untold.incident.key, untold.newest, channels)
+        self._settle(unsent.incident.key, unsent.newest, channels)
 
     def note_failure(self, dag_id: str, run_id: str) -> None:
         """Note that the failure of a run has its incident, under any key."""
@@ -251,7 +251,7 @@ class Incidents:
                 chapters[-1].append(word)
         return chapters
 
-    def _untold(self, row: _Row, chapter: Sequence[_Word]) -> Untold:
+    def _unsent(self, row: _Row, chapter: Sequence[_Word]) -> Unsent:
         incident = _incident(row, chapter)
         number = chapter[-1].number if incident.closed else chapter[0].number
         attempts: dict[str, int] = {}
@@ -261,7 +261,7 @@ class Incidents:
             document = self._documents.read(f"{_word(row.key, number)}.{channel}.{attempt}")
             if document and document["sent"]:
                 sent.add(channel)
-        return Untold(
+        return Unsent(
             incident=incident, number=number, newest=chapter[-1].number, sent=frozenset(sent), attempts=attempts
         )
 
@@ -294,8 +294,8 @@ def _word(key: str, number: int) -> str:
     return f"{key}-{number:06d}"
 
 
-def _attempt(untold: Untold, channel: str, attempt: int) -> str:
-    return f"{_word(untold.incident.key, untold.number)}.{channel}.{attempt}"
+def _attempt(unsent: Unsent, channel: str, attempt: int) -> str:
+    return f"{_word(unsent.incident.key, unsent.number)}.{channel}.{attempt}"
 
 
 def _incident(row: _Row, chapter: Sequence[_Word]) -> Incident:

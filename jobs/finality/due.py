@@ -75,7 +75,7 @@ class Survey:
     # Slices that an older definition made final. A plan reads only some days, so there may be older ones.
     outdated: tuple[Slice, ...]
     # Published, but the run was killed before it wrote to the topic and the ledger.
-    untold: tuple[str, ...]
+    unannounced: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> 
         refused=refused,
         blocked=tuple(s for s in candidates if _state(known, s) is State.BLOCKED),
         outdated=outdated_slices(pipeline, known.headers, known.events_from_ms),
-        untold=tuple(sorted(n for n in looked_up if _is_untold(known.headers[n], known.entries.get(n)))),
+        unannounced=tuple(sorted(n for n in looked_up if _is_unannounced(known.headers[n], known.entries.get(n)))),
     )
 
 
@@ -263,7 +263,7 @@ def outdated_slices(pipeline: Pipeline, headers: Mapping[str, Header], events_fr
     return tuple(slice_ for slice_ in slices if has_events(pipeline, slice_, events_from_ms))
 
 
-def _is_untold(header: Header, entry: Entry | None) -> bool:
+def _is_unannounced(header: Header, entry: Entry | None) -> bool:
     return (
         entry is None
         or entry.version < header.version

@@ -80,8 +80,8 @@ def tell_apart(pipeline: Pipeline, landed: Landed, known: Known, counted: Counte
     An older version of Tideline wrote such lines. Each is looked up once: its slice then counts as one with late
     events, so that its line is written anew.
     """
-    untold = [name for name, entry in known.entries.items() if entry.in_time is None][:_TOLD_APART_AT_ONCE]
-    told = {name: _told_apart(pipeline, landed, known, name, counted) for name in untold}
+    not_split = [name for name, entry in known.entries.items() if entry.in_time is None][:_TOLD_APART_AT_ONCE]
+    told = {name: _told_apart(pipeline, landed, known, name, counted) for name in not_split}
     news = {name: known.late.get(name, 0) for name in told}
     return replace(known, entries={**known.entries, **told}, late={**known.late, **news})
 

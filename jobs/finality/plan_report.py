@@ -49,8 +49,8 @@ def _sentences(planned: Planned) -> Iterable[str]:
     if survey.outdated:
         said = f"{ranges(survey.outdated)} are final by an older definition, and older slices may be, too"
         yield f"{said}: a run with outdated=true brings them up."
-    if plan.untold:
-        yield f"{len(plan.untold)} slices are published, but topic or ledger do not say so yet: they are told now."
+    if plan.unannounced:
+        yield f"{len(plan.unannounced)} slices are published, but topic or ledger do not say so yet: they are told now."
 
 
 def ranges(slices: Iterable[Slice]) -> str:

@@ -159,7 +159,7 @@ def make(
             folder.begin(plan)
         decides = begins and not request
         _write_states(ledger, seen, surveyed, plan, decides=decides)
-        if begins and not plan.work and not plan.untold:
+        if begins and not plan.work and not plan.unannounced:
             # Every plan reads the folders of all runs that have not ended, so a run without work ends at once.
             folder.end()
         discard_old(lake_root, pipeline, gives_up=decides, but=folder)
@@ -233,7 +233,7 @@ def _plan(pipeline: Pipeline, run: str, seen: Inputs, surveyed: Survey) -> Plan:
         offsets=seen.ends,
         events_version=landed.version if landed else 0,
         work=tuple(_work(item, counts.get(item.slice.name, Count())) for item in due),
-        untold=surveyed.untold,
+        unannounced=surveyed.unannounced,
     )
 
 

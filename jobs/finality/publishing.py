@@ -81,7 +81,7 @@ def publish(
         taken, unreadable = _commit(settings.lake_root, pipeline, final, lease, folder, headers)
         refused = too_early | taken | unreadable
         reach(FailPoint.PUBLISHED, 0)
-        told = {*(name for name in headers if name not in refused), *(plan.untold if approved is None else ())}
+        told = {*(name for name in headers if name not in refused), *(plan.unannounced if approved is None else ())}
         versions, settled, sent = announce(settings, pipeline, final, ledger, lease, told)
         final.tend(lease.check, now_ms)
     reach(FailPoint.TOLD, 0)

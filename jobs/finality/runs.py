@@ -63,7 +63,7 @@ class Plan:
     events_version: int
     work: tuple[Work, ...]
     # Slices that are published, but not final in the ledger yet. Their messages may be missing in the topic, too.
-    untold: tuple[str, ...] = ()
+    unannounced: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -151,7 +151,9 @@ class RunFolder:
             raise Refusal(f"run folder {self.path} holds no plan: the run was given up or cleaned away; plan it anew")
         work = tuple(Work(**{**item, "boundary": _boundary(item["boundary"])}) for item in read["work"])
         offsets = {int(partition): end for partition, end in read["offsets"].items()}
-        return Plan(**{**read, "work": work, "offsets": offsets, "untold": tuple(read["untold"])})
+        # Earlier versions of Tideline call them untold. A run that was planned by one goes on after an update.
+        unannounced = read.pop("untold", ()) or read.get("unannounced", ())
+        return Plan(**{**read, "work": work, "offsets": offsets, "unannounced": tuple(unannounced)})
 
     def take(self, staged: Mapping[str, StagedSlice], failed: Mapping[str, str] | None = None) -> None:
         """Take the rows that tries have staged. ``failed``: the reasons for slices that could not be computed."""

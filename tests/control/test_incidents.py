@@ -223,17 +223,17 @@ def test_of_those_that_open_at_once_one_opens(tmp_path: Path) -> None:
 
 def due(incidents: Incidents) -> list[tuple[str, bool]]:
     """The messages that are due: the key of each, and whether it is over."""
-    return [(untold.incident.key, untold.incident.closed) for untold in incidents.untold()]
+    return [(unsent.incident.key, unsent.incident.closed) for unsent in incidents.unsent()]
 
 
 def tell(incidents: Incidents, *channels: str) -> None:
     """Send every due message through these channels."""
-    for untold in incidents.untold():
+    for unsent in incidents.unsent():
         for channel in channels:
-            claim = incidents.claim(untold, channel)
+            claim = incidents.claim(unsent, channel)
             assert claim
             incidents.note_sent(claim)
-        incidents.settle(untold, channels)
+        incidents.settle(unsent, channels)
 
 
 def test_the_keys_of_incidents() -> None:
@@ -277,7 +277,7 @@ def test_news_of_what_was_not_told_yet_is_in_its_message(incidents: Incidents, c
     incidents.open(KEY, "no memory")
     clock.hour = 2
     incidents.open(KEY, "no disk")
-    assert [untold.incident.text for untold in incidents.untold()] == ["no disk"]
+    assert [unsent.incident.text for unsent in incidents.unsent()] == ["no disk"]
     tell(incidents)
     assert due(incidents) == []
 
@@ -309,33 +309,33 @@ def test_what_is_told_is_not_read_again(documents: Documents, monkeypatch: pytes
     tell(incidents, "smtp")
     read: list[str] = []
     monkeypatch.setattr(documents, "read", read.append)
-    assert incidents.untold() == []
+    assert incidents.unsent() == []
     assert read == []
 
 
 def test_a_claim_keeps_others_away_until_it_is_given_back(incidents: Incidents, documents: Documents) -> None:
     incidents.open(KEY, "no memory")
-    (untold,) = incidents.untold()
-    claim = incidents.claim(untold, "smtp")
+    (unsent,) = incidents.unsent()
+    claim = incidents.claim(unsent, "smtp")
     assert claim
     other = Incidents(documents)
-    assert other.claim(untold, "smtp") is None, "by what was seen before"
-    assert other.claim(other.untold()[0], "smtp") is None
-    assert other.claim(untold, "apprise_1"), "another channel"
+    assert other.claim(unsent, "smtp") is None, "by what was seen before"
+    assert other.claim(other.unsent()[0], "smtp") is None
+    assert other.claim(unsent, "apprise_1"), "another channel"
     incidents.give_back(claim)
-    assert other.claim(other.untold()[0], "smtp")
+    assert other.claim(other.unsent()[0], "smtp")
 
 
 def test_a_channel_that_has_the_message_is_not_asked_again(incidents: Incidents, clock: Clock) -> None:
     incidents.open(KEY, "no memory")
-    (untold,) = incidents.untold()
-    claim = incidents.claim(untold, "smtp")
+    (unsent,) = incidents.unsent()
+    claim = incidents.claim(unsent, "smtp")
     assert claim
     incidents.note_sent(claim)
     clock.hour = 100
-    (untold,) = incidents.untold()
-    assert untold.sent == {"smtp"}
-    assert incidents.claim(untold, "smtp") is None
+    (unsent,) = incidents.unsent()
+    assert unsent.sent == {"smtp"}
+    assert incidents.claim(unsent, "smtp") is None
 
 
 @pytest.mark.parametrize("hours", [0.2, -5.0], ids=["old", "of a clock that was set back"])
@@ -344,30 +344,30 @@ def test_a_claim_whose_holder_died_is_taken_over_by_one(
 ) -> None:
     clock.hour = 10
     incidents.open(KEY, "no memory")
-    dead = incidents.claim(incidents.untold()[0], "smtp")
+    dead = incidents.claim(incidents.unsent()[0], "smtp")
     clock.hour += hours
-    (untold,) = incidents.untold()
-    taken = incidents.claim(untold, "smtp")
+    (unsent,) = incidents.unsent()
+    taken = incidents.claim(unsent, "smtp")
     assert taken
     assert taken != dead
-    assert Incidents(documents).claim(untold, "smtp") is None
-    assert Incidents(documents).claim(incidents.untold()[0], "smtp") is None
+    assert Incidents(documents).claim(unsent, "smtp") is None
+    assert Incidents(documents).claim(incidents.unsent()[0], "smtp") is None
 
 
 def test_a_claim_that_a_power_cut_emptied_silences_nobody(tmp_path: Path) -> None:
     incidents = Incidents.of(tmp_path)
     incidents.open(KEY, "no memory")
-    claim = incidents.claim(incidents.untold()[0], "smtp")
+    claim = incidents.claim(incidents.unsent()[0], "smtp")
     (tmp_path / INCIDENTS / str(claim)).write_text("")
-    assert incidents.claim(incidents.untold()[0], "smtp")
+    assert incidents.claim(incidents.unsent()[0], "smtp")
 
 
 def _claim(folder: str, start: Barrier, results: "Queue[bool]") -> None:
     incidents = Incidents.of(Path(folder))
     for number in range(20):
-        (untold,) = [one for one in incidents.untold() if one.incident.key == f"key-{number}"]
+        (unsent,) = [one for one in incidents.unsent() if one.incident.key == f"key-{number}"]
         start.wait(60)
-        results.put(incidents.claim(untold, "smtp") is not None)
+        results.put(incidents.claim(unsent, "smtp") is not None)
 
 
 def test_of_those_that_claim_at_once_one_sends(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_the_failure_of_a_run_is_known_once_it_is_noted(incidents: Incidents) ->
         assert incidents.knows_failure("recompute_sums", run)
     assert not incidents.knows_failure("recompute_sums", "run 1")
     assert not incidents.knows_failure("recompute", "run 2")
-    assert incidents.all() == incidents.untold() == []
+    assert incidents.all() == incidents.unsent() == []
 
 
 # -- Incidents that were over and announced long ago --

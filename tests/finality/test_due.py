@@ -151,13 +151,13 @@ def test_a_final_slice_is_due_again_if_a_run_left_it_unfinished(state: State, ve
     line = entry(state=state, version=version)
     found = survey(SUM, known(headers={FIRST.name: header()}, entries=seen(line)))
     assert due(found).get(FIRST.name) == reason
-    assert (FIRST.name in found.untold) is (state is State.AUDITING and version == 1)
+    assert (FIRST.name in found.unannounced) is (state is State.AUDITING and version == 1)
 
 
-def test_a_header_that_the_ledger_does_not_know_is_untold() -> None:
-    assert survey(SUM, known(headers={FIRST.name: header()})).untold == (FIRST.name,)
+def test_a_header_that_the_ledger_does_not_know_is_unannounced() -> None:
+    assert survey(SUM, known(headers={FIRST.name: header()})).unannounced == (FIRST.name,)
     told = known(headers={FIRST.name: header(version=2)}, entries=seen(entry(version=1)))
-    assert survey(SUM, told).untold == (FIRST.name,)
+    assert survey(SUM, told).unannounced == (FIRST.name,)
 
 
 def test_a_final_line_has_checks_and_page_of_its_own_run_alone() -> None:

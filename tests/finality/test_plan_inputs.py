@@ -84,7 +84,7 @@ def read_all(lake: Path, request: Request | None) -> Survey:
 
 
 def found(surveyed: Survey) -> dict[str, Any]:
-    return {name: getattr(surveyed, name) for name in ("due", "waiting", "taken", "refused", "untold")}
+    return {name: getattr(surveyed, name) for name in ("due", "waiting", "taken", "refused", "unannounced")}
 
 
 @pytest.fixture(autouse=True)
@@ -144,9 +144,9 @@ def test_of_a_month_four_days_are_opened_and_those_of_which_there_is_news(tmp_pa
     assert survey(SUM, inputs.known).due[0].slice == left or inputs.known.left == {left.name}
 
 
-def test_an_old_slice_whose_publish_was_not_told_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_slice_whose_publish_was_not_announced_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run's folder may be gone. The slice is found because the day's file of headers was written lately."""
     make_lake(tmp_path, SLICES, dict.fromkeys(SLICES[1:], State.FINAL), [])
     monkeypatch.setattr(plan_inputs, "settled_before_ms", lambda *_: 0)
     inputs, _ = read_few(tmp_path, None)
-    assert survey(SUM, inputs.known).untold == (SLICES[0].name,)
+    assert survey(SUM, inputs.known).unannounced == (SLICES[0].name,)

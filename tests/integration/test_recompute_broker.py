@@ -113,5 +113,5 @@ def test_nothing_is_due_twice(spark: SparkSession, settings: Settings, produce: 
     batch.whole(settings, SUM, "run-1", at=at)
     planned = batch.plan(settings, SUM, "run-2", at=at)
     assert planned.survey.due == ()
-    assert planned.plan.untold == ()
+    assert planned.plan.unannounced == ()
     assert planned.survey.tide_line_ms is not None

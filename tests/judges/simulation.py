@@ -83,7 +83,7 @@ def run(
     planned = planning.make(world.root, None, SUM, name, request, plan_clock)
     if abs(off_ms) > CLOCK_TOLERANCE_MS:
         world.defects.append(f"run {name} has planned on a machine whose clock is off by {off_ms} ms")
-    if not planned.plan.work and not planned.plan.untold:
+    if not planned.plan.work and not planned.plan.unannounced:
         return None
     folder = RunFolder.of(world.root, SUM, name)
     own = Try.begin(folder.path, planned.plan.names)

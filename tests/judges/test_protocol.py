@@ -568,7 +568,7 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
             with pytest.raises(KeyboardInterrupt):
                 run(world, "published and not told")
         telling = planning.make(world.root, None, SUM, "telling", None, clock).plan
-        assert slice_.name in telling.untold
+        assert slice_.name in telling.unannounced
         planning.make(world.root, None, SUM, "dying", Request(slices=(slice_,), reason="asked"), clock)
         folder = RunFolder.of(world.root, SUM, "telling")
         folder.take({})
@@ -728,7 +728,7 @@ def test_a_publish_that_does_not_look_at_the_version_is_found(tmp_path: Path, mo
 
 def test_a_run_that_forgets_what_a_dead_one_left_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    monkeypatch.setattr(due, "_is_untold", lambda *_: False)
+    monkeypatch.setattr(due, "_is_unannounced", lambda *_: False)
     assert any(simulate(tmp_path, seed) for seed in range(200))
 
 

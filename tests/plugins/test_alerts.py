@@ -283,7 +283,7 @@ def test_a_dead_channel_is_asked_once_in_a_delivery(
         incidents.open(f"key-{number}", TEXT)
     deliver(tmp_path)
     assert caplog.text.count("smtp did not take") == 1
-    assert len(incidents.untold()) == 5
+    assert len(incidents.unsent()) == 5
 
 
 def test_failures_of_one_key_are_told_in_order_once_the_channel_is_back(
@@ -326,7 +326,7 @@ def test_a_connection_that_is_not_complete_says_what_is_missing(
     deliver(tmp_path)
     assert sentence in caplog.text
     assert PASSWORD not in caplog.text
-    assert len(incidents.untold()) == 1
+    assert len(incidents.unsent()) == 1
 
 
 def test_no_password_is_logged(
@@ -359,7 +359,7 @@ def test_without_a_connection_nobody_is_told_and_none_of_it_later(
 ) -> None:
     incidents.open(KEY, TEXT)
     deliver(tmp_path)
-    assert len(incidents.untold()) == 1, "a lookup that failed would look the same"
+    assert len(incidents.unsent()) == 1, "a lookup that failed would look the same"
     monkeypatch.setattr(delivery, "NOBODY_SECONDS", 0.0)
     deliver(tmp_path)
     assert [one.told for one in incidents.all()] == [True]
@@ -390,7 +390,7 @@ def test_two_that_deliver_at_once_send_each_message_once(
         incidents.open(key, TEXT)
     processes.race(_deliver, tmp_path, racers=2, answers=20)
     assert sorted(mailbox.subjects) == sorted(hooks.titles) == sorted(f"[tideline] opened: {key}" for key in keys)
-    assert incidents.untold() == []
+    assert incidents.unsent() == []
 
 
 @pytest.mark.usefixtures("connected")
@@ -398,7 +398,7 @@ def test_a_message_whose_sender_died_leaves_later(
     incidents: Incidents, mailbox: Mailbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     incidents.open(KEY, TEXT)
-    assert incidents.claim(incidents.untold()[0], "smtp")
+    assert incidents.claim(incidents.unsent()[0], "smtp")
     deliver(tmp_path)
     assert mailbox.subjects == [], "it may be sending"
     monkeypatch.setattr(incidents_module, "CLAIM_SECONDS", 0.0)

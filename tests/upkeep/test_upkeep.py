@@ -96,7 +96,7 @@ def test_incidents_go_and_so_do_pages_of_what_runs_no_more(tmp_path: Path, monke
     incidents = Incidents.of(tmp_path)
     incidents.open("check.gone.served", "a key is null")
     incidents.close("check.gone.served", "it passes")
-    incidents.settle(incidents.untold()[0], ())
+    incidents.settle(incidents.unsent()[0], ())
     plant(tmp_path / "quality" / "check_gone" / "r-1.html")
     after(monkeypatch, 6)
     assert removed(tmp_path) == {}

@@ -221,7 +221,7 @@ class PipelineYear:
             offsets=header.offsets,
             events_version=header.events_version,
             work=(work,),
-            untold=(),
+            unannounced=(),
         )
         discard_old(self.settings.lake_root, self.pipeline, gives_up=True)
         folder = RunFolder.of(self.settings.lake_root, self.pipeline, header.run)

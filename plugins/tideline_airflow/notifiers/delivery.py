@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
-from jobs.control.incident import Incident, Untold
+from jobs.control.incident import Incident, Unsent
 from jobs.control.incidents import Incidents
 from jobs.storage.folders import Folder
 from jobs.times import utc
@@ -30,7 +30,7 @@ def deliver(lake_root: Folder) -> None:
     """Send every message that is due. It never raises: an alert that cannot be sent must not fail its caller."""
     try:
         incidents = Incidents.of(lake_root)
-        due = sorted(incidents.untold(), key=lambda untold: untold.due)
+        due = sorted(incidents.unsent(), key=lambda unsent: unsent.due)
         if due:
             _Delivery(incidents=incidents, channels=channels()).send(due)
     except Exception as error:
@@ -57,41 +57,41 @@ class _Delivery:
     channels: Mapping[str, Send]
     dead: set[str] = field(default_factory=set)
 
-    def send(self, due: list[Untold]) -> None:
+    def send(self, due: list[Unsent]) -> None:
         until = time.monotonic() + _DELIVERY_SECONDS
         waiting: set[str] = set()
-        for untold in due:
-            key = untold.incident.key
+        for unsent in due:
+            key = unsent.incident.key
             if time.monotonic() > until:
                 log.warning("some incidents are not told yet: the rest leaves with the next delivery")
                 return
             # Messages of one key are sent in order: a recovery must not be announced after the next failure.
-            if key in waiting or not self._deliver(untold):
+            if key in waiting or not self._deliver(unsent):
                 waiting.add(key)
 
-    def _deliver(self, untold: Untold) -> bool:
+    def _deliver(self, unsent: Unsent) -> bool:
         """Send a message through all channels; return whether nothing is left to do for it."""
         if not self.channels:
-            nobody = time.time() - untold.due > NOBODY_SECONDS
+            nobody = time.time() - unsent.due > NOBODY_SECONDS
             if nobody:
-                self.incidents.settle(untold, ())
+                self.incidents.settle(unsent, ())
             return nobody
-        sent = untold.sent | {name for name in self.channels if name not in untold.sent and self._leaves(untold, name)}
+        sent = unsent.sent | {name for name in self.channels if name not in unsent.sent and self._leaves(unsent, name)}
         done = sent >= self.channels.keys()
         if done:
-            self.incidents.settle(untold, sent)
+            self.incidents.settle(unsent, sent)
         return done
 
-    def _leaves(self, untold: Untold, channel: str) -> bool:
-        claim = None if channel in self.dead else self.incidents.claim(untold, channel)
+    def _leaves(self, unsent: Unsent, channel: str) -> bool:
+        claim = None if channel in self.dead else self.incidents.claim(unsent, channel)
         if claim is None:
             return False
         try:
-            self.channels[channel](message(untold.incident))
+            self.channels[channel](message(unsent.incident))
         except Exception as error:
             self.dead.add(channel)
             self.incidents.give_back(claim)
-            log.warning("%s did not take %s, trying again later: %s", channel, untold.incident.key, _sentence(error))
+            log.warning("%s did not take %s, trying again later: %s", channel, unsent.incident.key, _sentence(error))
             return False
         self.incidents.note_sent(claim)
         return True

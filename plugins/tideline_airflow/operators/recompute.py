@@ -228,6 +228,6 @@ def _plan_or_skip(folder: RunFolder) -> Plan:
     if not folder.path.exists():
         raise AirflowSkipException("nothing was planned: a dry run, or the run was given up")
     plan = folder.plan()
-    if not plan.work and not plan.untold:
+    if not plan.work and not plan.unannounced:
         raise AirflowSkipException("nothing is due")
     return plan
