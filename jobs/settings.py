@@ -66,7 +66,7 @@ class KafkaSettings:
         return cls(**set_)
 
     def as_env(self) -> dict[str, str]:
-        """The environment from which `from_env` makes the same settings."""
+        """The environment that `from_env` turns back into these settings."""
         return {f"KAFKA_{name.upper()}": value for name, value in vars(self).items() if value is not None}
 
 

@@ -70,7 +70,7 @@ class PandasRows:
         return {_name(name) or NO_SLICE: int(count) for name, count in found.items()}
 
     def broken(self, rule: Rule) -> list[Broken]:
-        """The slices in which a rule is broken."""
+        """The slices with rows that break a rule."""
         rows = self.frame[rule.mask(self.frame)]
         groups = rows.groupby(["slice", SLICE_OF_WINDOW], dropna=False, sort=False)
         return [_broken(names, part, rule) for names, part in groups]
@@ -97,7 +97,7 @@ class SparkRows:
         return {row["slice"] or NO_SLICE: row["count"] for row in self.frame.groupBy("slice").count().collect()}
 
     def broken(self, rule: Rule) -> list[Broken]:
-        """The slices in which a rule is broken."""
+        """The slices with rows that break a rule."""
         value = f"`{rule.column}`" if rule.column else "NULL"
         found = self.frame.sparkSession.sql(
             f"""

@@ -136,7 +136,7 @@ def _library() -> SimpleNamespace:
         expectations: Any = importlib.import_module("great_expectations.expectations")
 
         class ExpectColumnValuesToBeWithin(expectations.ExpectColumnValuesToBeBetween):  # type: ignore[misc]
-            """Keeps whole bounds whole. The parent makes them floats, and Spark then compares a DECIMAL as a DOUBLE."""
+            """Keeps integers as bounds. The parent makes them floats, and Spark then compares a DECIMAL as a DOUBLE."""
 
             min_value: int | float | None = None
             max_value: int | float | None = None

@@ -202,7 +202,7 @@ def _strict_type(field: Field) -> str:
 
 
 def _is_one_object(document: str) -> str:
-    """Whether `[text,"its digest"]` has exactly two elements, first an object: the text holds nothing else.
+    """Whether `[text,"its digest"]` holds exactly these two, the first an object. Then the text holds nothing else.
 
     The reader stops at the first `]`. A text could bring an end of its own, but not one with its own digest.
     """

@@ -35,8 +35,8 @@ _LOOK_SECONDS = 0.5
 
 
 def main(words: list[str]) -> int:
-    """Run the component in this process, or prepare the database, or run the demo."""
-    # An empty connection is one that is not set.
+    """Run the component, prepare the database (`init`), or run the demo (`demo`)."""
+    # An empty connection counts as not set.
     given = {name: value for name, value in os.environ.items() if value or not name.startswith("AIRFLOW_CONN_")}
     env = {**given, **from_secrets(SECRETS, given)}
     if words == ["init"]:
@@ -97,7 +97,7 @@ def hold(
     env: Mapping[str, str],
     living: Callable[[], Iterable[psutil.Process]] = psutil.process_iter,
 ) -> int:
-    """Run a component again whenever it ends; drivers go on. On a request to stop, end the component and the drivers."""
+    """Run a component again whenever it ends; drivers go on. On a request to stop, end it and the drivers."""
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.append(number))

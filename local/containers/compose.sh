@@ -1,6 +1,6 @@
 #!/bin/sh
-# `docker compose` with this project's secrets. Each secret is drawn once, unless `.env` or the environment sets it. It is
-# kept in .tideline/compose.env, which only its owner can read.
+# `docker compose` with this project's secrets. Each secret is drawn once, unless `.env` or the environment sets it.
+# Drawn secrets are kept in .tideline/compose.env, which only its owner can read.
 set -eu
 cd "$(dirname "$0")/../.."
 drawn=.tideline/compose.env

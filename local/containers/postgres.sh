@@ -1,5 +1,5 @@
 #!/bin/sh
-# Airflow's database. Its folder is made once, completely or not at all. Its password is set from the secret at each start.
+# Airflow's database. Its folder is made once, completely or not at all. Each start sets its password from the secret.
 set -eu
 if [ ! -d "$PGDATA" ]; then
     rm -rf "$PGDATA.new"

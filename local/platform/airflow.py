@@ -72,7 +72,7 @@ class Airflow:
         }
 
     def prepare(self) -> None:
-        """Make secrets, login and database once. Migrate the database again when Airflow's version or the pools change."""
+        """Make secrets, login and database once. Migrate the database again if Airflow's version or a pool changes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_private(self._passwords_file, json.dumps({self.settings.airflow_user: self.password()}))
         stamp, installed = self.folder / "migrated", f"{version('apache-airflow-core')}, pools {_POOLS}"
@@ -153,7 +153,7 @@ class Airflow:
             "api_auth": {"jwt_secret": drawn["jwt_secret"]},
             "database": {"sql_alchemy_conn": f"sqlite:///{self.database}"},
             "dag_processor": {"parsing_processes": 1, "print_stats_interval": 0},
-            # A task whose process was killed is found in one minute instead of five, also if its scheduler was killed.
+            # If a task is killed, Airflow notices it in one minute instead of five, also if its scheduler was killed.
             "scheduler": {"task_instance_heartbeat_timeout": 60, "orphaned_tasks_check_interval": 30},
             "logging": {
                 "base_log_folder": logs / "tasks",

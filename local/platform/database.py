@@ -32,7 +32,7 @@ _BATCH_ROWS = 1000
 _OF_RUNS = ("dag_run", "task_instance", "task_instance_history", "xcom")
 # The table of triggers is left out. A stream's trigger is as old as the stream, and its task would be deleted with it.
 _OTHERS = ("log", "job", "callback", "import_error", "revoked_token")
-# SQLite uses empty pages again, so they cost only disk. From this size on, it is worth to free them.
+# SQLite uses empty pages again, so they cost only disk. From this size on, it is worth freeing them.
 _WORTH_BYTES = 100_000_000
 
 
