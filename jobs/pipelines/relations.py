@@ -130,7 +130,7 @@ def _relation(name: str, table: str, description: str) -> Relation:
 
 
 def _current_windows(pipeline: Pipeline, quote: str) -> str:
-    """The final rows of every final slice, and of the others the newest live row of each window and key."""
+    """The final rows of every final slice; for all other slices, the newest live row of each window and key."""
     window, final = ("window_start", "window_end"), table_name(pipeline.final_table)
     columns = _list([*window, *pipeline.value_columns], quote)
     return f"""SELECT {columns}, 'final' AS finality, version, as_of

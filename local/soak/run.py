@@ -1,6 +1,6 @@
 """`tideline soak`: check that a platform keeps up with three pipelines that are fed, streamed and recomputed at once.
 
-The platform is its own. Every few seconds, the soak measures the age of each tide line and the platform's resources.
+The soak starts its own platform. Every few seconds, it measures the age of each tide line and the platform's resources.
 At the end, no writer may have hindered another: the streams append while slices are published.
 """
 

@@ -33,7 +33,7 @@ class Usage:
 class Files:
     """Counts of files with rows: files that tables refer to, replaced files that are kept, and files that are too many.
 
-    A missing file is one that a table refers to, but that is not on the disk.
+    A missing file is not on the disk, although a table refers to it.
     """
 
     referred: int = 0

@@ -52,7 +52,7 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """How many slices share a commit: one shortly before each point, an hour's before that, and else a day's."""
+    """How many slices share a commit: one slice shortly before each point, an hour's before that, else a day's."""
 
     one_by_one_minutes: int = 360
     hourly_minutes: int = 2 * 24 * 60
