@@ -1,1 +1,1 @@
-"""The domain: all that is true of the data, nothing of Airflow."""
+"""The domain: all code about the data. It does not import Airflow."""

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 if __package__ in (None, ""):
-    # Run as a file, this folder leads sys.path and its modules would pose as top-level ones.
+    # When this runs as a file, its folder comes first in sys.path, and its modules would be found as top-level ones.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from jobs.cli import main

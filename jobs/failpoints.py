@@ -1,4 +1,4 @@
-"""Named moments at which a test can end the process; they cost a look at one variable when off."""
+"""Named points where a test can kill the process. When they are off, each costs a look at one variable."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ _SWITCH = os.environ.get("TIDELINE_FAILPOINT", "")
 
 
 class FailPoint(StrEnum):
-    """Where a crash hurts most."""
+    """The points where a crash does the most harm."""
 
     PLANNED = "F1"
     STAGED = "F2"
@@ -23,9 +23,9 @@ class FailPoint(StrEnum):
 
 
 def reach(point: FailPoint, batch: int) -> None:
-    """Die here, as by `kill -9`, if `TIDELINE_FAILPOINT` is `POINT:BATCH:FILE`; FILE then says it was hit.
+    """Kill this process, as `kill -9` does, if `TIDELINE_FAILPOINT` is `POINT:BATCH:FILE` and names this point.
 
-    Without a BATCH, in any.
+    An empty BATCH means every batch. FILE records the hit; once it exists, the process is not killed again.
     """
     if not _SWITCH:
         return

@@ -1,5 +1,5 @@
-"""The one exception whose text is meant for the user."""
+"""The one exception with a text for the user."""
 
 
 class Refusal(Exception):
-    """Something is wrong that the user can mend: one sentence says what, and what to do. Shown without a trace."""
+    """An error that the user can correct. One sentence names it and says what to do. It is shown without a trace."""

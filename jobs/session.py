@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def opened(settings: Settings, name: str) -> Iterator[SparkSession]:
-    """The session of this process: one that is already there is used and left, a new one is stopped at the end."""
+    """The session of this process. An existing session is used and left open; a new one is stopped at the end."""
     there = SparkSession.getActiveSession()
     spark = there or build(settings, name)
     try:
@@ -28,7 +28,7 @@ def opened(settings: Settings, name: str) -> Iterator[SparkSession]:
 
 
 def build(settings: Settings, name: str) -> SparkSession:
-    """A session for one job. Under `spark-submit` the JVM already runs and its settings stand."""
+    """A session for one job. Under `spark-submit` the JVM already runs, and its settings stay."""
     # Spark's Python workers otherwise take the first python3 on PATH, which may be another version.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if settings.spark_master.startswith("local"):
@@ -44,12 +44,12 @@ def build(settings: Settings, name: str) -> SparkSession:
 
 
 def small_frame(spark: SparkSession, columns: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
-    """A few rows that are known here. By Arrow: a list would be read by Python in executors, which may have none."""
+    """A frame of a few rows. It goes through Arrow: executors read a list with Python, which they may not have."""
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), columns))
 
 
 def ui_of(spark: SparkSession) -> str | None:
-    """The address of its pages: behind a cluster's own, where that hands requests on."""
+    """The address of the session's pages. If the cluster has a reverse proxy, the address is below the proxy's."""
     context = spark.sparkContext
     proxy = spark.conf.get("spark.ui.reverseProxyUrl", None)
     return f"{proxy}/proxy/{context.applicationId}/" if proxy else context.uiWebUrl

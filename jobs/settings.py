@@ -1,4 +1,4 @@
-"""Where things are, read once from the environment. Every setting is explained in `.env.example`."""
+"""The settings of jobs, read once from the environment. Every setting is explained in `.env.example`."""
 
 import os
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Self
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder, folder_at
 
-# What clients of a bucket may be told that creates and commits rest on, and nothing else.
+# Creates and commits in a bucket rely on these settings of its clients. No other values are allowed.
 _SAFE_VALUES = {
     "AWS_CONDITIONAL_PUT": ("etag",),
     "AWS_S3_ALLOW_UNSAFE_RENAME": ("false", "0", "no", "off"),
@@ -24,7 +24,7 @@ JVM_OPTIONS = (
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """The NAME=value lines of a `.env` file; none if there is no such file."""
+    """The NAME=value lines of a `.env` file; empty if there is no such file."""
     if not path.is_file():
         return {}
     lines = (line.strip() for line in path.read_text().splitlines())
@@ -33,12 +33,12 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The settings of the process; `.env` in the project's folder fills in what the environment leaves open."""
+    """The settings of the process. `.env` in the project's folder adds those that the environment does not set."""
     return {**read_env_file(PROJECT / ".env"), **(os.environ if env is None else env)}
 
 
 def whole_number(env: Mapping[str, str], name: str, default: int) -> int:
-    """A setting that is a positive whole number."""
+    """The value of a setting that must be a positive whole number."""
     text = env.get(name, "") or str(default)
     if not text.isdecimal() or int(text) < 1:
         raise Refusal(f"{name}={text!r} is no positive whole number; the default is {default}")
@@ -47,7 +47,7 @@ def whole_number(env: Mapping[str, str], name: str, default: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaSettings:
-    """How to reach Kafka; the same for kafka-python and Spark. Secrets never show in a repr."""
+    """How to reach Kafka, for kafka-python and for Spark. Secrets never show in a repr."""
 
     bootstrap: str = "127.0.0.1:9092"
     security_protocol: str = "PLAINTEXT"
@@ -66,13 +66,13 @@ class KafkaSettings:
         return cls(**set_)
 
     def as_env(self) -> dict[str, str]:
-        """The environment that `from_env` reads back as this."""
+        """The environment that `from_env` turns back into these settings."""
         return {f"KAFKA_{name.upper()}": value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueryLimits:
-    """What one query may take: the streams on the same machine need the rest."""
+    """How much one query may use. The streams on the same machine need the rest."""
 
     memory_mb: int = 1024
     seconds: int = 60
@@ -96,12 +96,12 @@ class QueryLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptDays:
-    """How long what is over is kept. Events are not among them: their source says it."""
+    """How many days old data is kept. For events, the source's definition has its own setting."""
 
     incidents: int = 90
     logs: int = 7
-    # Of tables: lines of the ledger that are not the newest of their slice, differences and their totals, and versions
-    # of final slices that were replaced.
+    # These are for tables: ledger lines that are not the newest of their slice; differences and their totals; replaced
+    # versions of final slices.
     ledger: int = 400
     drift: int = 400
     final_versions: int = 30
@@ -120,39 +120,39 @@ class KeptDays:
 
 
 def replaced_kept_minutes(env: Mapping[str, str] | None = None) -> int | None:
-    """How long a file of a stream's table outlives its removal: `REPLACED_FILES_KEPT_MINUTES`; none: six hours."""
+    """How long a removed file of a stream's table is kept: `REPLACED_FILES_KEPT_MINUTES`; if not set, six hours."""
     env = environment(env)
     return whole_number(env, "REPLACED_FILES_KEPT_MINUTES", 360) if env.get("REPLACED_FILES_KEPT_MINUTES") else None
 
 
 def reserve_bytes(env: Mapping[str, str] | None = None) -> int:
-    """How much of the lake's disk must be free before something is begun: `LAKE_RESERVE_MB`."""
+    """How much of the lake's disk must be free before new work begins: `LAKE_RESERVE_MB`."""
     return whole_number(environment(env), "LAKE_RESERVE_MB", 500) * 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a job needs to know about the place it runs in."""
+    """The settings of a job: its lake, its jars, Kafka, Spark and the limits of streams."""
 
     lake_root: Folder
     jars: Path
     kafka: KafkaSettings
     spark_master: str
     driver_memory: str
-    # None: as the checkpoint has it, as many as there are cores in a new one.
+    # None: as many as the checkpoint has; for a new checkpoint, one per core, at most 8.
     shuffle_partitions: int | None
     trigger_ms: int
     ingest_trigger_ms: int
     max_offsets: int
     stall_seconds: int
     live_kept_seconds: int
-    # Of an object store that is not Amazon's own; by the names that its clients know.
+    # For a lake in a bucket: the address of a store that is not Amazon's, and the region.
     s3_endpoint: str | None = None
     s3_region: str | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
-        """The settings of the process; `.env` in the project's folder fills in what the environment leaves open."""
+        """The settings of the process. `.env` in the project's folder adds those that the environment does not set."""
         env = environment(env)
         home = Path(env.get("TIDELINE_HOME") or PROJECT / ".tideline")
         lake_root = folder_at(env.get("LAKE_ROOT") or str(home / "lake"))
@@ -178,7 +178,7 @@ class Settings:
 
 
 def _hand_to_clients(env: Mapping[str, str]) -> None:
-    """Clients of object stores look into the environment of the process, and nowhere else. What is empty is not set."""
+    """Set the environment of the process, since clients of object stores look only there. Remove empty settings."""
     for name, safe in _SAFE_VALUES.items():
         if env.get(name) and env[name].lower() not in safe:
             raise Refusal(
@@ -198,7 +198,10 @@ def _hand_to_clients(env: Mapping[str, str]) -> None:
 
 
 def binding_conf(settings: Settings) -> dict[str, str]:
-    """What a checkpoint with state must agree with. Partitions that nobody has set are what the checkpoint says."""
+    """The configuration that a checkpoint with state must agree with.
+
+    If the number of partitions is not set, the checkpoint decides it, so it is left out here.
+    """
     conf = spark_conf(settings)
     if settings.shuffle_partitions is None:
         del conf[_SHUFFLE_PARTITIONS]
@@ -206,13 +209,13 @@ def binding_conf(settings: Settings) -> dict[str, str]:
 
 
 def class_archive(jars: Path) -> Path:
-    """Where the embedded stack keeps Spark's classes, read and checked: a start is a third shorter with it."""
+    """Where the embedded stack keeps Spark's classes, already read and checked. They make a start a third shorter."""
     return jars / "spark.jsa"
 
 
 def _shared_classes(jars: Path) -> list[str]:
     archive = class_archive(jars)
-    # One that does not fit this Java is passed over, without a word.
+    # Java silently ignores an archive that does not fit its version.
     return [f'"-XX:SharedArchiveFile={archive}"', "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
 
 
@@ -229,15 +232,15 @@ _BY_FILE_SYSTEM = {
 
 
 def fast_local_files(settings: Settings, *, everywhere: bool = False) -> dict[str, str]:
-    """Hadoop's own local file system starts a process (chmod, readlink) for each file and folder it makes.
+    """Use a local file system that starts no processes.
 
-    Those are thirty in a small micro-batch; this one does the same without. ``everywhere``: in executors of a cluster,
-    too, which have its jar at the same path.
+    Hadoop's own starts a process (chmod, readlink) for each file and folder that it makes, about thirty in a small
+    micro-batch. ``everywhere``: use it also in executors of a cluster, which have its jar at the same path.
     """
     jar = ":".join(map(str, (settings.jars / "spark").glob("hadoop-bare-naked-local-fs-*.jar")))
     return {
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
-        # Spark needs it before it loads other jars.
+        # Spark needs this jar before it loads other jars.
         "spark.driver.extraClassPath": jar,
         **({"spark.executor.extraClassPath": jar} if everywhere else {}),
         **_BY_FILE_SYSTEM,
@@ -245,17 +248,18 @@ def fast_local_files(settings: Settings, *, everywhere: bool = False) -> dict[st
 
 
 def _object_store(settings: Settings) -> dict[str, str]:
-    """How Spark reaches a lake in a bucket: by the name under which all others know it."""
+    """How Spark reaches a lake in a bucket, by the same `s3://` address that the other clients use."""
     if isinstance(settings.lake_root, Path):
         return {}
     s3a = "spark.hadoop.fs.s3a"
-    # A store that is not Amazon's has no host name for each bucket.
+    # A store that is not Amazon's does not have a host name for each bucket.
     elsewhere = {f"{s3a}.endpoint": settings.s3_endpoint or "", f"{s3a}.path.style.access": "true"}
     return {
         "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
-        # By the second version, folders would be marked that nothing else removes.
+        # The second version would leave marks of folders, which nothing else removes.
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
-        # Keys that Spark hands to executors, then all places where the other clients look: a web identity, a role.
+        # First the keys that Spark hands to executors, then all places where the other clients look: a web identity,
+        # a role.
         f"{s3a}.aws.credentials.provider": ",".join(_CREDENTIALS),
         **({f"{s3a}.endpoint.region": settings.s3_region} if settings.s3_region else {}),
         **(elsewhere if settings.s3_endpoint else {}),
@@ -264,7 +268,7 @@ def _object_store(settings: Settings) -> dict[str, str]:
 
 
 def spark_conf(settings: Settings) -> dict[str, str]:
-    """Everything Spark must be told, also before its JVM starts; the same for `spark-submit` and by hand."""
+    """All settings of Spark, also those that it needs before its JVM starts; for `spark-submit` and by hand."""
     sets = ("spark",) if isinstance(settings.lake_root, Path) else ("spark", "s3")
     jars = [str(jar) for name in sets for jar in sorted((settings.jars / name).glob("*.jar"))]
     if not jars:
@@ -279,25 +283,25 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         "spark.driver.memory": settings.driver_memory,
         "spark.driver.extraJavaOptions": " ".join([*JVM_OPTIONS, *_shared_classes(settings.jars)]),
         "spark.ui.showConsoleProgress": "false",
-        # Any free port: several drivers run side by side. Each logs its address.
+        # Any free port, since several drivers run side by side. Each driver logs its address.
         "spark.ui.port": "0",
         "spark.sql.session.timeZone": "UTC",
         _SHUFFLE_PARTITIONS: str(settings.shuffle_partitions or min(os.cpu_count() or 2, 8)),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # Streams cannot adapt their plans, and say so at every start unless it is off.
+        # Streams cannot adapt their plans. Unless this is off, they log that at every start.
         "spark.sql.adaptive.enabled": "false",
-        # A JSON record that repeats a name is rejected: which of the values was meant?
+        # A JSON record that repeats a name is rejected, since it is unclear which value is meant.
         "spark.sql.variant.allowDuplicateKeys": "false",
-        # The default of 50 is most of the time of every commit to a small table.
+        # The default of 50 takes most of the time of every commit to a small table.
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        # A few files open at once, instead of a sort of every batch by its partitions.
+        # Spark keeps several files open at once, instead of sorting every batch by its partitions.
         "spark.sql.maxConcurrentOutputFileWriters": "50",
         # Fifty writers with the default row groups of 128 MiB would be too many for the heap.
         "spark.hadoop.parquet.block.size": str(8 * 1024 * 1024),
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-        # A stage is ours alone: nobody sees half of it, so files need not be moved twice.
+        # No reader sees a stage before it is complete, so its files need not be moved twice.
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         # Listing the files of one micro-batch needs no Spark job.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",

@@ -1,4 +1,4 @@
-"""Times as users write and read them: ISO 8601, UTC where nothing else is said."""
+"""Times as users write and read them: ISO 8601, in UTC unless they have another offset."""
 
 from datetime import UTC, datetime
 
@@ -6,7 +6,7 @@ from jobs.refusal import Refusal
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since 1970 of an ISO 8601 time; one without an offset is UTC, as everywhere."""
+    """Milliseconds since 1970 of an ISO 8601 time. A time without an offset is UTC, as everywhere."""
     try:
         parsed = datetime.fromisoformat(text)
         moment = parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
@@ -16,10 +16,10 @@ def parse_time(text: str) -> int:
 
 
 def utc(seconds: float) -> str:
-    """Seconds since 1970 as a person reads them."""
+    """Seconds since 1970 as text for people, in UTC."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def iso(time_ms: int) -> str:
-    """The same as text."""
+    """Milliseconds since 1970 as ISO 8601 text, in UTC."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

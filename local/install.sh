@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes .venv hold exactly what the two locks list (what runs, what develops it), and this project in editable form.
-# Needs no root: without uv, one is put into a private environment below .tideline.
+# Makes .venv contain exactly the packages of the two locks (to run and to develop), and this project in editable form.
+# Needs no root. If uv is missing, it is installed into a private environment below .tideline.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -46,7 +46,7 @@ python=$(find_python)
 uv=$(find_uv "$python")
 supported .venv/bin/python || "$uv" venv --quiet --clear --python "$python" .venv
 echo "tideline: installing into .venv (about 1.3 GB the first time)" >&2
-# Compiled once here: else every process compiles what it imports anew where Python may not write its cache.
+# Python files are compiled once here. Otherwise, if Python may not write its cache, every process compiles its imports.
 "$uv" pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes \
     requirements.lock requirements-dev.lock
 "$uv" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .

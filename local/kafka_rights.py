@@ -1,4 +1,4 @@
-"""What each part of the platform asks of Kafka, derived from the definitions: the least that its user needs."""
+"""The rights on Kafka that each part of the platform needs at least, derived from the definitions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _LOOK = ("DESCRIBE",)
 _READ = ("DESCRIBE", "READ")
 _WRITE = ("DESCRIBE", "WRITE")
 _PLAN = ("DESCRIBE", "DESCRIBE_CONFIGS")
-# A start, a plan and a publish append a record to it, and learn from its stamp what time it is.
+# A start, a plan and a publish append a record to this topic, and read the time from its stamp.
 _CLOCK = (CLOCK.name,)
 _APPLY = (*_PLAN, "CREATE", "ALTER", "ALTER_CONFIGS")
 
@@ -28,7 +28,7 @@ class Right:
 
 
 def rights() -> tuple[Right, ...]:
-    """All of them. Nobody needs one on a consumer group, a transaction or the cluster."""
+    """All rights. No part needs a right on a consumer group, a transaction or the cluster."""
     sources, all_topics = tuple(SOURCES), tuple(topic.name for topic in topics())
     return (
         Right(who=dag_id_of(INGEST), operations=_READ, topics=sources),
@@ -45,6 +45,6 @@ def _of_pipeline(pipeline: Pipeline) -> Iterator[Right]:
     source, stream = (pipeline.source.name,), dag_id_of(pipeline.name)
     yield Right(who=stream, operations=_READ, topics=source)
     yield Right(who=stream, operations=_WRITE, topics=(pipeline.output, *_CLOCK))
-    # Its plan takes the topic's ends; its publish sends what has become final.
+    # The plan reads the topic's end offsets; the publish sends the rows that became final.
     yield Right(who=pipeline.recompute_job, operations=_LOOK, topics=source)
     yield Right(who=pipeline.recompute_job, operations=_WRITE, topics=(pipeline.final_topic.name, *_CLOCK))

@@ -1,4 +1,4 @@
-"""The parts of `docs/` that the definitions know better: `python -m local.pages` writes them, a test checks them."""
+"""The parts of `docs/` that follow from the definitions: `python -m local.pages` writes them, a test checks them."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ _PART = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rendered(text: str) -> str:
-    """A page with every generated part as the code has it now."""
+    """The text of a page, with every generated part made anew from the code."""
     return _PART.sub(lambda part: part[1] + _PARTS[part[2]]() + part[3], text)
 
 

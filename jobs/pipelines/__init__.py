@@ -26,7 +26,7 @@ def _by_name(*definitions: _Definition) -> dict[str, _Definition]:
 
 
 def _that_can_run(*definitions: Pipeline) -> dict[str, Pipeline]:
-    """By name. A session may be defined, and no live job can show it yet: its DAG would fail again and again."""
+    """The pipelines by name. Session windows are refused: no live job can show them yet; its DAG would always fail."""
     for definition in definitions:
         if definition.window.kind is WindowKind.SESSION:
             raise RefusedDefinitionError(
@@ -42,7 +42,7 @@ STREAMS = (INGEST, *PIPELINES)
 
 
 def topics() -> tuple[Topic, ...]:
-    """Every topic that the platform reads or writes, as it should be."""
+    """Every topic that the platform reads or writes, in its wanted state."""
     wanted = [source.topic for source in SOURCES.values()]
     wanted += [topic for pipeline in PIPELINES.values() for topic in (pipeline.topic, pipeline.final_topic)]
     wanted.append(CLOCK)

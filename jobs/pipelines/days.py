@@ -1,7 +1,7 @@
-"""Days of slices: which of them are whole, and up to where every slice is final.
+"""Days of slices: which days are complete, and up to where every slice is final.
 
-Headers and ledger lines lie in files by day (the first eight characters of a slice's name). How many slices of a day
-are final is known from the log of the final table alone, so a plan opens the files of few days, however old the lake.
+Headers and ledger lines lie in files by day (the first eight characters of a slice's name). The log of the final table
+alone shows how many slices of each day are final. So a plan opens the files of few days, however old the lake is.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -11,7 +11,7 @@ from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_at
 
 DAY_MS = 24 * HOUR_MS
-# Beside the source's horizon: clocks may differ, and what has arrived is landed a little later.
+# Added to the source's horizon: clocks may differ, and records are landed a little after they arrive.
 _MORE_HOURS = 24
 
 
@@ -30,14 +30,14 @@ def days_between(from_ms: int, to_ms: int) -> list[str]:
 
 
 def settled_before_ms(pipeline: Pipeline, now_ms: int) -> int:
-    """No event that arrives from now on happened before this: what is older than the source's horizon is rejected."""
+    """No event that arrives from now on happened before this: events older than the horizon are rejected."""
     return max(0, now_ms - (pipeline.source.horizon_hours + _MORE_HOURS) * HOUR_MS)
 
 
 def incomplete_days(pipeline: Pipeline, first_ms: int, now_ms: int, final: Mapping[str, int]) -> list[str]:
-    """The days since the first event in which not every slice is final.
+    """The days since the first event that have a slice which is not final yet.
 
-    ``final``: how many slices of each day are.
+    ``final`` maps a day to the number of its final slices.
     """
     first = slice_at(pipeline, first_ms).start_ms
     starts = range(first - first % DAY_MS, now_ms + 1, DAY_MS)
@@ -51,8 +51,8 @@ def tide_line(
 ) -> int | None:
     """The end of the last slice up to which every slice from the first on is final; none if the first is not.
 
-    ``final``: how many slices of each day are final. ``names``: which, of the two days that have to be looked at: that
-    of the first slice, and the first one that is not whole.
+    ``final`` maps a day to the number of its final slices. ``names`` returns the names of a day's final slices. It is
+    called for two days at most: the day of the first slice, and the first day that is not complete.
     """
     if first_ms is None:
         return None

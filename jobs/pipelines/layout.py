@@ -1,15 +1,15 @@
-"""Where everything lies: folders of the lake, partitions of tables, DAGs. Each name is spelled here only."""
+"""The names of the lake's folders, of the tables' partitions and of DAGs. Each name is spelled only here."""
 
 HOUR_MS = 3_600_000
 # Where a live table keeps its rows about micro-batches, beside the slices of windows.
 BATCHES_SLICE = "batches"
-# Where a final table keeps the headers of a day's slices: this, and the day.
+# Where a final table keeps the headers of a day's slices: this prefix and the day.
 HEADERS_SLICE = "headers-"
-# Where it keeps rows of many slices of a day in one file: this, the day, and a sign of their columns.
+# Where it keeps the folded rows of many slices of a day: this prefix, the day, and a digest of their columns.
 ROWS_SLICE = "rows-"
-# Incidents of all jobs; no job's name begins so.
+# Incidents of all jobs. No job's name begins with an underscore, so no job has this folder.
 INCIDENTS = "control/_incidents"
-# Where a reset puts the old checkpoint.
+# The folder to which a reset moves the old checkpoint.
 ASIDE = "checkpoints/_aside"
 
 

@@ -1,4 +1,4 @@
-"""A pipeline: one definition for the streaming job and the batch recompute, refused when its layers could not agree."""
+"""A pipeline: one definition for the streaming job and the batch recompute. Contradictory definitions are refused."""
 
 import hashlib
 import json
@@ -19,13 +19,13 @@ _QUOTED = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`""")
 _OF_A_WINDOW = (
     *("window_start", "window_end", "slice", "finality", "version", "as_of", "epoch", "batch"),
     *("fingerprint", "offsets", "watermark"),
-    # Of a final row and of a header; of a row that explains a difference.
+    # Columns of final rows and headers, then columns of the rows that explain a difference.
     *("run", "final_slice", "header", "live", "final", "unexplained", "causes"),
 )
 
 
 def _joins(transform: str) -> bool:
-    """Whether it reads more than one source once; what stands between quotes does not count."""
+    """Whether a transform reads several sources, or one source twice. Text between quotes does not count."""
     bare = _QUOTED.sub("", transform)
     return _JOIN.search(bare) is not None or len(_READS.findall(bare)) > 1
 
@@ -34,10 +34,11 @@ def _joins(transform: str) -> bool:
 class Pipeline:
     """One definition for the streaming job and the batch recompute.
 
-    ``transform`` is one Spark SQL SELECT over the source (named in braces) that keeps ``event_time``; ``keys`` are the
-    columns it is grouped by, beside the window, of ``key_types`` (STRING if none is said). ``counts`` names the measure
-    that counts every event once in each of its windows, if there is one: the audit compares it with what was landed. A
-    final slice is reopened by more late events than ``reopen_rows``, or than this share of its events.
+    ``transform`` is one Spark SQL SELECT over the source (named in braces) that keeps ``event_time``. Its rows are
+    grouped by the window and by the columns ``keys``. ``key_types`` gives their types; without it, all are STRING.
+    ``counts`` names the measure that counts every event once in each of its windows, if there is one: the audit
+    compares it with the landed events. A final slice is reopened when it has more late events than ``reopen_rows``, or
+    than the share ``reopen_share`` of its events.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Pipeline:
     reopen_share: float = 0.01
 
     def __post_init__(self) -> None:
-        """Refuse a definition whose layers could not agree."""
+        """Refuse a definition with parts that contradict each other."""
         check_name("pipeline", self.name)
         check_name("output", self.output)
         check_sql(f"pipeline {self.name!r}: transform", self.transform)
@@ -132,7 +133,7 @@ class Pipeline:
 
     @property
     def value_columns(self) -> tuple[str, ...]:
-        """Keys and measures, in the order in which every table and message has them."""
+        """Keys and measures, in the order that every table and message uses."""
         return self.keys + tuple(measure.name for measure in self.measures)
 
     @property
@@ -142,7 +143,7 @@ class Pipeline:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change whenever the results could."""
+        """Twelve hex digits that change when the definition would give other results."""
         source = self.source
         meaning: list[Any] = [
             source.name,
@@ -160,7 +161,7 @@ class Pipeline:
 
     @cached_property
     def checks_fingerprint(self) -> str:
-        """Twelve hex digits that change whenever a verdict could, though the results do not."""
+        """Twelve hex digits that change when the same results could get another verdict."""
         meaning = [[[c.column, c.minimum, c.maximum, c.severity] for c in self.checks], self.counts]
         return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]
 
@@ -176,17 +177,17 @@ class Pipeline:
 
     @property
     def final_topic(self) -> Topic:
-        """Where recompute sends what it has published."""
+        """The topic to which published rows are sent."""
         return replace(self.topic, name=f"{self.output}.final")
 
     @property
     def live_table(self) -> str:
-        """Where the live job appends, below the lake's root."""
+        """The table of live rows, written by the live job, below the lake's root."""
         return f"live/{self.name}"
 
     @property
     def final_table(self) -> str:
-        """Where recompute publishes."""
+        """The table of final rows, written by the publish step."""
         return f"final/{self.name}"
 
     @property
@@ -196,12 +197,12 @@ class Pipeline:
 
     @property
     def drift_table(self) -> str:
-        """Where live and final differ, window by window."""
+        """The table of differences between live and final, window by window."""
         return f"drift/{self.name}"
 
     @property
     def balance_table(self) -> str:
-        """The same in totals: one account per slice and version."""
+        """The table of the same differences in totals: one account per slice and version."""
         return f"balance/{self.name}"
 
     @property
@@ -216,10 +217,10 @@ class Pipeline:
 
     @property
     def check_job(self) -> str:
-        """The DAG that checks what is served."""
+        """The DAG that checks the served windows."""
         return f"check_{self.name}"
 
     @property
     def asset(self) -> str:
-        """The Airflow asset of which each published slice is a partition."""
+        """The Airflow asset; each published slice is one of its partitions."""
         return f"windows/{self.name}"

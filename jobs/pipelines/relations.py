@@ -32,7 +32,7 @@ _RECORD = ("topic", "partition", "offset", "arrival_time", "event_time")
 
 @dataclass(frozen=True, kw_only=True)
 class Relation:
-    """A name, its query, what it reads (tables of the lake or other relations) and what it is for."""
+    """A query with a name, a description, and the tables of the lake or other relations that it reads."""
 
     name: str
     sql: str
@@ -99,7 +99,7 @@ def _of_pipeline(pipeline: Pipeline, quote: str) -> tuple[Relation, ...]:
     current = Relation(
         name=name,
         sql=_current_windows(pipeline, quote),
-        # The order counts: what the live job prunes is final before, so live is read first.
+        # The order matters: read live first. The live job prunes a slice only after it is final, so no slice is missed.
         reads=(table_name(pipeline.live_table), table_name(pipeline.final_table)),
         description=pipeline.description,
     )
@@ -130,7 +130,7 @@ def _relation(name: str, table: str, description: str) -> Relation:
 
 
 def _current_windows(pipeline: Pipeline, quote: str) -> str:
-    """The final rows of every final slice, and of the others the newest live row of each window and key."""
+    """The final rows of every final slice; for all other slices, the newest live row of each window and key."""
     window, final = ("window_start", "window_end"), table_name(pipeline.final_table)
     columns = _list([*window, *pipeline.value_columns], quote)
     return f"""SELECT {columns}, 'final' AS finality, version, as_of

@@ -1,4 +1,4 @@
-"""What a definition may not say, refused where it is written, with the way out."""
+"""The rules for definitions. A definition that breaks one is refused, with a text that says what to write instead."""
 
 import re
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ _TOKEN = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`)|\s+""")
 
 
 class RefusedDefinitionError(ValueError):
-    """A definition that cannot hold its promises. The text names the way out."""
+    """A definition breaks a rule. The text says how to correct it."""
 
 
 def require(condition: bool, refusal: str) -> None:
-    """Refuse a definition for which the condition does not hold."""
+    """Refuse a definition unless the condition holds."""
     if not condition:
         raise RefusedDefinitionError(refusal)
 
@@ -27,7 +27,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def check_type(what: str, sql_type: str) -> None:
-    """Refuse a type whose values would not be exact."""
+    """Refuse a type that does not hold exact values."""
     exact = _EXACT_TYPE.fullmatch(sql_type)
     require(
         exact is not None,
@@ -43,7 +43,7 @@ def check_type(what: str, sql_type: str) -> None:
 
 
 def check_unique(what: str, names: Iterable[str]) -> None:
-    """Refuse names of which two are the same."""
+    """Refuse a name that occurs twice."""
     seen: set[str] = set()
     for name in names:
         require(name not in seen, f"{what} {name!r} is defined twice: rename one of the two")
@@ -51,7 +51,7 @@ def check_unique(what: str, names: Iterable[str]) -> None:
 
 
 def check_sql(what: str, text: str) -> None:
-    """A first look at SQL text; Spark's own analysis follows in the plan."""
+    """Refuse SQL text with simple mistakes. Spark's own analysis follows when it plans the query."""
     depth, quote = 0, ""
     for char in text:
         if quote:
@@ -68,5 +68,5 @@ def check_sql(what: str, text: str) -> None:
 
 
 def one_space(sql: str) -> str:
-    """White space between tokens means nothing; between quotes it does."""
+    """Replace each stretch of white space by one space, except between quotes, where it has a meaning."""
     return _TOKEN.sub(lambda token: token[1] or " ", sql).strip()

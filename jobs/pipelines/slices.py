@@ -11,20 +11,20 @@ from jobs.pipelines.rules import RefusedDefinitionError
 _FORMAT = "%Y%m%dT%H%M%SZ"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# One broker says what time it is, the leader of each partition stamps arrivals: their clocks may differ by this much.
+# One broker gives the time, but the leader of each partition stamps arrivals. Their clocks may differ by this much.
 CLOCK_SKEW_MS = 5_000
 
 
 @dataclass(frozen=True, order=True)
 class Slice:
-    """[start, end) of event time, in milliseconds since 1970."""
+    """A stretch [start, end) of event time, in milliseconds since 1970."""
 
     start_ms: int
     end_ms: int
 
     @cached_property
     def name(self) -> str:
-        """Its start: sortable and safe in a path."""
+        """Its start as text, which sorts by time and is safe in a path."""
         days, seconds = divmod(self.start_ms // 1000, 86_400)
         return f"{_day(days)}T{seconds // 3600:02}{seconds // 60 % 60:02}{seconds % 60:02}Z"
 
@@ -46,21 +46,21 @@ def _day(days: int) -> str:
 
 
 def slice_at(pipeline: Pipeline, time_ms: int) -> Slice:
-    """The slice in which a moment lies."""
+    """The slice that contains a moment."""
     length = pipeline.slice_seconds * 1000
     start = time_ms - time_ms % length
     return Slice(start, start + length)
 
 
 def slices_between(pipeline: Pipeline, from_ms: int, to_ms: int) -> list[Slice]:
-    """The slices that touch [from, to), in order."""
+    """The slices that overlap [from, to), in order."""
     length = pipeline.slice_seconds * 1000
     first = from_ms - from_ms % length
     return [Slice(start, start + length) for start in range(first, to_ms, length)] if from_ms < to_ms else []
 
 
 def start_ms_of(name: str) -> int:
-    """When the slice of a name starts, however long it is.
+    """The start of the slice with this name. The length of the slice does not matter.
 
     >>> start_ms_of("19700101T000100Z")
     60000
@@ -73,7 +73,7 @@ def start_ms_of(name: str) -> int:
 
 
 def slice_named(pipeline: Pipeline, name: str) -> Slice:
-    """The slice of a name."""
+    """The slice with this name. A name that is no slice of the pipeline is refused."""
     found = slice_at(pipeline, start_ms_of(name))
     if found.name != name:
         raise RefusedDefinitionError(
@@ -84,7 +84,7 @@ def slice_named(pipeline: Pipeline, name: str) -> Slice:
 
 
 def runs_of(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
-    """The slices in order, those that touch together."""
+    """The slices in order, with adjacent slices grouped together."""
     runs: list[list[Slice]] = []
     for slice_ in sorted(set(slices)):
         if runs and runs[-1][-1].end_ms == slice_.start_ms:
@@ -95,28 +95,31 @@ def runs_of(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
 
 
 def closes_at(pipeline: Pipeline, slice_: Slice) -> int:
-    """The moment from which nothing that arrives for a slice is in time."""
+    """The moment when a slice is over: no event that arrives for it from then on is in time."""
     return slice_.end_ms + pipeline.window.reach_ms + pipeline.allowed_lateness_seconds * 1000 + CLOCK_SKEW_MS
 
 
 def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
-    """Why a slice is not over at a moment of the broker's clock; none if it is."""
+    """The reason why a slice is not over at a moment of the broker's clock, or none if it is over."""
     wait_ms = closes_at(pipeline, slice_) - now_ms
     return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more" if wait_ms > 0 else None
 
 
 def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
-    """Whether an event of a slice arrived before the slice was over, by the stamp of its broker."""
+    """Whether an event of a slice arrived in time by its broker's stamp, without the margin for clocks that differ."""
     return arrival_ms < closes_at(pipeline, slice_) - CLOCK_SKEW_MS
 
 
 def has_events(pipeline: Pipeline, slice_: Slice, events_from_ms: int) -> bool:
-    """Whether all events are there that a slice is computed from, and none of them was removed."""
+    """Whether the lake still has all events that a slice is computed from.
+
+    Events before ``events_from_ms`` were removed; 0 if no event was removed.
+    """
     return slice_.start_ms - pipeline.window.look_back_ms >= events_from_ms or not events_from_ms
 
 
 def first_whole(pipeline: Pipeline, first_ms: int, events_from_ms: int) -> Slice:
-    """The first slice of which all events are there, if the first event that is there happened then."""
+    """The first slice that still has all its events, if the first event of the lake happened at ``first_ms``."""
     first = slice_at(pipeline, first_ms)
     if has_events(pipeline, first, events_from_ms):
         return first

@@ -7,7 +7,7 @@ from enum import StrEnum
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.rules import check_name, check_type, check_unique, require
 
-# What every landed record and every live row has beside its own columns.
+# The columns that every landed record has beside those of its source.
 _OF_A_RECORD = (
     *("topic", "partition", "offset", "arrival_time", "event_time", "hour"),
     *("reason", "raw", "raw_key", "raw_headers"),
@@ -30,7 +30,7 @@ class Field:
     type: str
 
     def __post_init__(self) -> None:
-        """Refuse names and types that cannot hold."""
+        """Refuse a name or type that a field cannot have."""
         check_name("field", self.name)
         check_type(f"field {self.name!r}", self.type)
         require(
@@ -41,7 +41,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """A topic as it should be. ``moves_keys``: growing it would send a key to another partition."""
+    """The wanted state of a topic. ``moves_keys``: new partitions would send some keys to another partition."""
 
     name: str
     partitions: int
@@ -49,7 +49,7 @@ class Topic:
     moves_keys: bool
 
 
-# A record is appended here whenever somebody has to know what time it is by the broker; nobody reads them.
+# A job appends a record here to get the broker's clock from its stamp. No job reads these records.
 CLOCK = Topic(
     name="tideline.clock",
     partitions=1,
@@ -62,7 +62,7 @@ CLOCK = Topic(
     ),
     moves_keys=False,
 )
-# A machine whose clock differs from the broker's by more plans, publishes and streams nothing.
+# If a machine's clock differs by more from the broker's, the machine plans, publishes and streams nothing.
 CLOCK_TOLERANCE_MS = 30_000
 
 
@@ -71,10 +71,10 @@ class Source:
     """A Kafka topic with a schema, a format and an event time.
 
     Event time is the field ``event_time_field``, or (plain text) the header ``event_time_header``, in
-    milliseconds since the epoch. ``key`` names the column that holds the record's Kafka key; ``keyed`` says whether
-    producers use keys at all, so that a new partition would take some of them away from theirs.
-    ``identity`` names the fields that make two records the same; without it repeats count. What was landed is kept for
-    ``events_kept_days``, and can be computed again for so long.
+    milliseconds since the epoch. ``key`` names the column that holds the record's Kafka key. ``keyed`` says whether
+    producers use keys at all: if they do, a new partition would take some keys away from their partitions.
+    ``identity`` names the fields that make two records the same; without it, repeats count. Landed records are kept
+    for ``events_kept_days``, and slices can be computed again for as long.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Source:
     events_kept_days: int = 90
 
     def __post_init__(self) -> None:
-        """Refuse a source that could not be read, or not be read again after an outage."""
+        """Refuse a source that could not be read, or could not be read again after an outage."""
         check_name("source", self.name)
         names = [field.name for field in self.fields]
         check_unique(f"source {self.name!r}: column", [*names, *([self.key] if self.key else [])])
@@ -153,13 +153,13 @@ class Source:
 
     @property
     def columns(self) -> tuple[Field, ...]:
-        """What a landed record has beside topic, partition, offset, arrival and event time."""
+        """The columns of a landed record beside topic, partition, offset, arrival and event time."""
         key = (Field(name=self.key, type="STRING"),) if self.key else ()
         return key + tuple(field for field in self.fields if field.name != self.event_time_field)
 
     @property
     def topic(self) -> Topic:
-        """The source topic: the broker's clock stamps arrival, the bounds on event time rest on it."""
+        """The source topic. The broker's clock stamps arrivals, because the bounds on event time refer to them."""
         return Topic(
             name=self.name,
             partitions=self.partitions,
@@ -173,15 +173,15 @@ class Source:
 
     @property
     def events_table(self) -> str:
-        """Where `ingest` lands it, below the lake's root."""
+        """The table into which `ingest` lands its records, below the lake's root."""
         return f"events/{self.name}"
 
     @property
     def events_relation(self) -> str:
-        """Its accepted records, in queries."""
+        """The name of its accepted records in queries."""
         return f"events_{self.name}"
 
     @property
     def quarantine_relation(self) -> str:
-        """Its rejected records, in queries."""
+        """The name of its rejected records in queries."""
         return f"quarantine_{self.name}"

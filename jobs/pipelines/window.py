@@ -1,4 +1,4 @@
-"""What a pipeline computes: windows, measures, and what must hold of them."""
+"""The parts of a pipeline: windows, measures, checks and views."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class WindowKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What an aggregation groups by. Write one with `tumbling`, `sliding` or `session`."""
+    """How an aggregation groups events by time. Create one with `tumbling`, `sliding` or `session`."""
 
     kind: WindowKind
     size_ms: int
@@ -29,21 +29,21 @@ class Window:
 
     @classmethod
     def tumbling(cls, *, size_ms: int) -> Self:
-        """Windows that touch: each event falls into one."""
+        """Adjacent windows: each event falls into exactly one."""
         return cls(kind=WindowKind.TUMBLING, size_ms=size_ms, slide_ms=size_ms)
 
     @classmethod
     def sliding(cls, *, size_ms: int, slide_ms: int) -> Self:
-        """Windows of ``size_ms`` that start every ``slide_ms``: each event falls into size / slide."""
+        """Windows of ``size_ms`` that start every ``slide_ms``: each event falls into size / slide windows."""
         return cls(kind=WindowKind.SLIDING, size_ms=size_ms, slide_ms=slide_ms)
 
     @classmethod
     def session(cls, *, gap_ms: int, longest_ms: int) -> Self:
-        """Windows that end after ``gap_ms`` without an event, ``longest_ms`` at most."""
+        """Windows that end after ``gap_ms`` without an event, and are at most ``longest_ms`` long."""
         return cls(kind=WindowKind.SESSION, size_ms=longest_ms, slide_ms=gap_ms)
 
     def __post_init__(self) -> None:
-        """Refuse windows that leave gaps or share no grid."""
+        """Refuse windows that leave gaps, and sliding windows with a size that is no multiple of the slide."""
         require(0 < self.slide_ms <= self.size_ms, f"window: 0 < slide_ms={self.slide_ms} <= size_ms={self.size_ms}")
         require(
             self.kind is not WindowKind.SLIDING or self.size_ms % self.slide_ms == 0,
@@ -53,12 +53,12 @@ class Window:
 
     @property
     def reach_ms(self) -> int:
-        """How far past its slice a window may extend."""
+        """How far a window may extend past the end of its slice."""
         return self.size_ms if self.kind is WindowKind.SESSION else self.size_ms - self.slide_ms
 
     @property
     def look_back_ms(self) -> int:
-        """How far before its slice an event may lie that changes a window of the slice."""
+        """How far before a slice an event may lie and still change a window of the slice."""
         return self.size_ms if self.kind is WindowKind.SESSION else 0
 
 
@@ -71,7 +71,7 @@ class Measure:
     type: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no aggregate or would not be exact."""
+        """Refuse SQL that aggregates nothing or gives inexact values."""
         check_name("measure", self.name)
         check_sql(f"measure {self.name!r}", self.sql)
         check_type(f"measure {self.name!r}", self.type)
@@ -87,7 +87,7 @@ class Measure:
 
 
 class Severity(StrEnum):
-    """What a failed check does: block the publish, or report."""
+    """The effect of a failed check: it blocks the publish, or it is only reported."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -95,7 +95,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What must hold for a column of the result: never null, and within bounds where given."""
+    """A rule for a column of the result: never null, and within the bounds if they are given."""
 
     column: str
     minimum: int | None = None
@@ -103,7 +103,7 @@ class Check:
     severity: Severity = Severity.CRITICAL
 
     def __post_init__(self) -> None:
-        """Refuse bounds that nothing can meet."""
+        """Refuse bounds that no value can meet, and bounds beyond a BIGINT."""
         require(
             self.minimum is None or self.maximum is None or self.minimum <= self.maximum,
             f"check on {self.column!r}: minimum={self.minimum} is above maximum={self.maximum}",
@@ -123,6 +123,6 @@ class View:
     sql: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no relation."""
+        """Refuse a name or SQL text that cannot become a relation."""
         check_name("view", self.name)
         check_sql(f"view {self.name!r}", self.sql)

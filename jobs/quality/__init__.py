@@ -1,1 +1,1 @@
-"""Checks -> Great Expectations -> verdict. What is judged here is never changed here."""
+"""Checks -> Great Expectations -> verdict. This code never changes the data that it judges."""

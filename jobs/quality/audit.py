@@ -1,4 +1,4 @@
-"""Frames -> verdicts: which slices may be published, and whether what is served is still right."""
+"""Frames -> verdicts: which slices may be published, and whether the served windows are still right."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -16,7 +16,7 @@ from jobs.storage.folders import Folder
 
 __all__ = ["SMALL_ROWS", "CouldNotCheckError", "Failure", "Verdict", "audit", "check_served"]
 
-# Up to here rows are judged in memory, which is several times faster than by Spark, and takes 1 KB for each.
+# Up to this many rows are judged in memory. That is several times faster than by Spark, and takes 1 KB per row.
 SMALL_ROWS = 250_000
 
 
@@ -24,11 +24,11 @@ def audit(pipeline: Pipeline, windows: Any, slices: pd.DataFrame, *, run: str, d
     """Judge the staged rows of a run, and write the page about it.
 
     Args:
-        pipeline: whose checks they must keep.
+        pipeline: its checks are applied.
         windows: the rows of all slices, a frame of pandas, Arrow or Spark: window_start, window_end, keys, measures and
-            slice. Arrow is exact where pandas has made a DOUBLE of a BIGINT with nulls.
-        slices: one row for each slice, also for those without windows: slice, rows, events, read, counted,
-            window_events, inputs, expected, usual_rows; those behind read may be null.
+            slice. Arrow stays exact where pandas turns a BIGINT with nulls into a DOUBLE.
+        slices: one row for each slice, also for slices without windows: slice, rows, events, read, counted,
+            window_events, inputs, expected, usual_rows. The columns after read may be null.
         run: its name, for the page.
         docs: the file of the page.
 
@@ -36,7 +36,7 @@ def audit(pipeline: Pipeline, windows: Any, slices: pd.DataFrame, *, run: str, d
         The verdict of each slice, by its name.
 
     Raises:
-        CouldNotCheckError: there is no verdict, try again.
+        CouldNotCheckError: there is no verdict; try again.
     """
     _refuse_columns(pipeline, windows)
     rows = rows_of(windows, pipeline)
@@ -69,17 +69,17 @@ def check_served(
     """Judge a pipeline's windows as they are served, and write the page about it.
 
     Args:
-        pipeline: whose checks they must keep.
+        pipeline: its checks are applied.
         windows: the current rows, as `audit` takes them.
-        freshness_seconds: how old the newest of them is; none where there is nothing that could be old.
-        allowed_seconds: how old it may be.
-        changed: the final slices whose checksum is no longer the published one.
+        freshness_seconds: the age of the newest window; none if there is nothing that could be old.
+        allowed_seconds: the largest age that is allowed.
+        changed: the final slices that no longer have the published checksum.
         repeated: how many windows are served more than once.
         run: its name, for the page.
         docs: the file of the page.
 
     Raises:
-        CouldNotCheckError: nothing is known, try again.
+        CouldNotCheckError: there is no result; try again.
     """
     _refuse_columns(pipeline, windows)
     rows = rows_of(windows, pipeline)
@@ -88,7 +88,7 @@ def check_served(
         of_rows = validate(rows.frame, suite.of_windows(pipeline), name=f"{pipeline.name} windows")
         of_facts = validate(facts, suite.of_served(allowed_seconds), name=f"{pipeline.name} served")
         served = (suite.SERVED,)
-        # All rows are one slice here: that of what is served.
+        # Here all rows count for one slice, named SERVED.
         found = [*_of_facts(facts, of_facts, served), *_of_rows(rows, of_rows, served, rows.counts())]
     finally:
         rows.release()
@@ -100,7 +100,7 @@ def check_served(
 
 
 def _refuse_columns(pipeline: Pipeline, windows: Any) -> None:
-    """Without its columns a frame would fail in many ways, and none would say so."""
+    """Refuse a frame without its columns. Otherwise it would fail in many ways, and no error would name the reason."""
     there = set(getattr(windows, "column_names", None) or windows.columns)
     missing = [name for name in ("window_start", "window_end", *pipeline.value_columns, "slice") if name not in there]
     if missing:
@@ -126,7 +126,7 @@ def _of_facts(facts: pd.DataFrame, validation: Validation, names: Sequence[str])
             if fact["slice"] in names:
                 yield fact["slice"], _failure(rule, observed)
                 continue
-            # Rows of a slice that is not of the run are missing in one that is, nobody knows in which.
+            # Rows of a slice outside the run are missing in some slice of the run. It is unknown which one.
             yield from ((name, _failure(rule, f"{fact['slice']}: {observed}")) for name in names)
 
 
@@ -136,7 +136,7 @@ def _agree(rule: Rule, failed: int, found: int) -> None:
 
 
 def _by_slice(found: Iterable[Broken], names: Sequence[str]) -> dict[str, list[Broken]]:
-    """A row in the wrong slice is charged to both, one in a slice that is not of the run to all."""
+    """A row in the wrong slice counts against both slices. A row of a slice outside the run counts against all."""
     by_slice: dict[str, list[Broken]] = {}
     for part in found:
         meant = [name for name in names if name in (part.slice, part.window_slice)]

@@ -1,6 +1,6 @@
-"""Staged rows of either engine: how many there are of each slice, and of which slices are those that break a rule.
+"""Staged rows in pandas or Spark: the number of rows of each slice, and the slices with rows that break a rule.
 
-Spark is told what to do in SQL: whoever audits small frames must not import it.
+Spark gets its conditions as SQL text, so that an audit of small frames does not import Spark.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
 from jobs.quality.suite import SLICE_OF_WINDOW, Rule
 
-# How rows without a slice are called where names are shown.
+# The name that is shown for rows without a slice.
 NO_SLICE = "no slice"
 
 
@@ -20,7 +20,7 @@ NO_SLICE = "no slice"
 class Broken:
     """The rows of one slice that break a rule: how many, and the bounds of the column that the rule is about.
 
-    ``window_slice`` is the slice in which their windows begin: another one only for rows in the wrong slice.
+    ``window_slice`` is the slice where their windows begin. It differs from ``slice`` only for rows in the wrong slice.
     """
 
     slice: str | None
@@ -31,20 +31,20 @@ class Broken:
 
 
 class Rows(Protocol):
-    """The rows of windows of a run."""
+    """The staged windows of a run."""
 
     @property
     def frame(self) -> Any:
-        """What Great Expectations reads: the rows and the slice in which each window begins."""
+        """The rows for Great Expectations, with the slice where each window begins."""
 
     def counts(self) -> dict[str, int]:
         """The number of rows of each slice."""
 
     def broken(self, rule: Rule) -> list[Broken]:
-        """The slices in which a rule is broken; never the rows themselves."""
+        """The slices with rows that break a rule; never the rows themselves."""
 
     def release(self) -> None:
-        """Give back what is held."""
+        """Free the memory and disk that the rows take."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PandasRows:
 
     @classmethod
     def of(cls, windows: pd.DataFrame, pipeline: Pipeline) -> Self:
-        """Times become comparable, rows get numbers of their own."""
+        """Make times comparable, number the rows anew, and add the slice where each window begins."""
         frame = windows.reset_index(drop=True).copy(deep=False)
         for column in ("window_start", "window_end"):
             frame[column] = pd.to_datetime(frame[column], utc=True)
@@ -70,24 +70,24 @@ class PandasRows:
         return {_name(name) or NO_SLICE: int(count) for name, count in found.items()}
 
     def broken(self, rule: Rule) -> list[Broken]:
-        """The slices in which a rule is broken."""
+        """The slices with rows that break a rule."""
         rows = self.frame[rule.mask(self.frame)]
         groups = rows.groupby(["slice", SLICE_OF_WINDOW], dropna=False, sort=False)
         return [_broken(names, part, rule) for names, part in groups]
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since nothing is held."""
 
 
 @dataclass(frozen=True)
 class SparkRows:
-    """Rows of a Spark frame, kept in memory and on disk while they are judged: every expectation reads them."""
+    """Rows of a Spark frame. They are kept in memory and on disk, since every expectation reads them."""
 
     frame: Any
 
     @classmethod
     def of(cls, windows: Any, pipeline: Pipeline) -> Self:
-        """Add the slice in which each window begins."""
+        """Add the slice where each window begins."""
         seconds = f"unix_seconds(window_start) - pmod(unix_seconds(window_start), {pipeline.slice_seconds})"
         name = f"date_format(timestamp_seconds({seconds}), \"yyyyMMdd'T'HHmmss'Z'\")"
         return cls(windows.selectExpr("*", f"{name} AS {SLICE_OF_WINDOW}").persist())
@@ -97,7 +97,7 @@ class SparkRows:
         return {row["slice"] or NO_SLICE: row["count"] for row in self.frame.groupBy("slice").count().collect()}
 
     def broken(self, rule: Rule) -> list[Broken]:
-        """The slices in which a rule is broken."""
+        """The slices with rows that break a rule."""
         value = f"`{rule.column}`" if rule.column else "NULL"
         found = self.frame.sparkSession.sql(
             f"""
@@ -123,7 +123,7 @@ def rows_of(windows: Any, pipeline: Pipeline) -> Rows:
         return PandasRows.of(windows, pipeline)
     if hasattr(windows, "selectExpr"):
         return SparkRows.of(windows, pipeline)
-    # A BIGINT with a null would become a DOUBLE.
+    # Without this option, a BIGINT with a null would become a DOUBLE.
     return PandasRows.of(windows.to_pandas(integer_object_nulls=True), pipeline)
 
 

@@ -1,7 +1,7 @@
-"""The page about one validation: what is blocked and why, then Great Expectations' own Data Docs of each suite.
+"""The page about one validation: the failures of each slice, then Great Expectations' own Data Docs of each suite.
 
-One file without scripts or addresses, so that it can be read where there is no internet, and written at the same cost
-however many there are.
+A page is one file without scripts or addresses. So it can be read without internet, and writing it costs the same
+however many pages there are.
 """
 
 import time
@@ -16,7 +16,7 @@ from jobs.quality.validation import render
 from jobs.quality.verdict import Failure
 from jobs.storage.folders import Folder, write_whole, written
 
-# A page is for reading: of more slices than this, the first.
+# A page is for reading, so it shows only this many slices.
 _SLICES_SHOWN = 200
 _STYLE = Path(__file__).with_name("page.css")
 _PAGE = Template("""<!DOCTYPE html>
@@ -55,13 +55,13 @@ def of(title: str, run: str, failures: Mapping[str, Sequence[Failure]], results:
 
 
 def write(path: Folder, text: str) -> None:
-    """Put a page in its place at once: a reader sees a whole one or none."""
+    """Write a page in one step: a reader sees the whole page or no page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode())
 
 
 def discard_old(folder: Folder, kept_seconds: float) -> None:
-    """Remove pages that were written longer ago."""
+    """Remove the pages that are older than ``kept_seconds``."""
     for page, at in written(folder).items():
         if page.name.endswith(".html") and time.time() - at > kept_seconds:
             page.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What must hold of windows, of a slice and of what is served: each a rule that Great Expectations judges.
+"""The rules for windows, for the numbers of a slice, and for served windows. Great Expectations judges them.
 
-A rule is written three times: as an expectation, which gives the verdict, and as a condition for pandas and for Spark,
-which only says where the broken rows are. `audit` refuses to go on when they do not count the same.
+A rule is written three times: as an expectation, as a condition for pandas, and as a condition for Spark. The
+expectation gives the verdict; the conditions only find the broken rows. `audit` fails if they do not count the same.
 """
 
 import math
@@ -16,9 +16,9 @@ from jobs.pipelines.window import Severity
 
 # No column of a pipeline begins with an underscore.
 SLICE_OF_WINDOW = "_slice_of_window"
-# A slice with so many times fewer or more rows than usual is worth a look.
+# A slice with this many times fewer or more rows than usual gets a warning.
 USUAL_FACTOR = 10
-# What is served is judged as a whole.
+# Served windows are judged as a whole, under this name.
 SERVED = "served"
 _NAMES_SHOWN = 5
 
@@ -31,7 +31,7 @@ Mask = Callable[[pd.DataFrame], "pd.Series[bool]"]
 class Rule:
     """One expectation: its sentence, its type in Great Expectations, and which rows break it.
 
-    ``observed`` is filled with what was found: failed, rows, lowest and highest, or the columns of a slice's facts.
+    ``observed`` is a template. It is filled with failed, rows, lowest and highest, or with a slice's facts by column.
     """
 
     sentence: str
@@ -45,7 +45,7 @@ class Rule:
 
 
 def of_windows(pipeline: Pipeline) -> tuple[Rule, ...]:
-    """What every row of windows must keep, staged or served."""
+    """The rules for every row of windows, staged or served."""
     identity = ("window_start", "window_end", *pipeline.keys)
     present = _hardest((check.column, check.severity) for check in pipeline.checks)
     bounds = _hardest(((check.column, check.minimum, check.maximum), check.severity) for check in pipeline.checks)
@@ -60,7 +60,7 @@ def of_windows(pipeline: Pipeline) -> tuple[Rule, ...]:
 
 
 def of_slices() -> tuple[Rule, ...]:
-    """What must hold between the numbers of a slice, one row each."""
+    """The rules for the numbers of a slice; each slice is one row."""
     return (
         _equal("staged", "rows", "each row belongs to a slice of the run", "staged {staged}, of the slice {rows}"),
         _equal("read", "events", "each accepted event was read", "read {read}, accepted {events}"),
@@ -84,7 +84,7 @@ def of_slices() -> tuple[Rule, ...]:
 
 
 def of_served(allowed_seconds: float) -> tuple[Rule, ...]:
-    """What must hold of a pipeline's windows as they are served."""
+    """The rules for a pipeline's windows as they are served."""
     return (
         _within(
             "freshness_seconds",
@@ -116,10 +116,10 @@ def of_served(allowed_seconds: float) -> tuple[Rule, ...]:
 def facts_of_slices(slices: pd.DataFrame, staged: Mapping[str, int]) -> pd.DataFrame:
     """The numbers of each slice beside the number of rows that were staged for it.
 
-    A slice that was staged and is not of the run has no rows by right. No rows count nothing: a sum over them is null.
+    A staged slice outside the run should have no rows. Over no rows, the sum of counted events is null, which means 0.
     """
     facts = [_facts(row, staged.get(row["slice"], 0)) for row in slices.to_dict("records")]
-    # In order: Spark finds them in any.
+    # Sorted, because Spark finds them in any order.
     strange = sorted(staged.keys() - set(slices["slice"]))
     nothing = {"rows": 0, "events": 0, "read": 0, **dict.fromkeys((*_KNOWN[3:], "usual_rows"))}
     facts += [_facts({"slice": name, **nothing}, staged[name]) for name in strange]
@@ -127,7 +127,7 @@ def facts_of_slices(slices: pd.DataFrame, staged: Mapping[str, int]) -> pd.DataF
 
 
 def facts_of_served(freshness_seconds: float | None, changed: Sequence[str], repeated: int) -> pd.DataFrame:
-    """The numbers of what is served: one row."""
+    """The numbers of the served windows, as one row."""
     named = sorted(changed)
     more = f" and {len(named) - _NAMES_SHOWN} more" if len(named) > _NAMES_SHOWN else ""
     fact = {
@@ -156,7 +156,7 @@ def _facts(row: Mapping[Any, Any], staged: int) -> dict[str, Any]:
 
 
 def _hardest(checks: Iterable[tuple[_Checked, Severity]]) -> dict[_Checked, Severity]:
-    """What is checked twice is checked once, as hard as one of the two asks."""
+    """Each check once. If it is given twice, the harder severity counts."""
     hardest: dict[_Checked, Severity] = {}
     for checked, severity in checks:
         if hardest.get(checked) is not Severity.CRITICAL:
@@ -213,7 +213,7 @@ def _unique(columns: tuple[str, ...]) -> Rule:
     return Rule(
         sentence=f"{', '.join(columns)} are unique together",
         type="expect_compound_columns_to_be_unique",
-        # A null equals a null, here and in the conditions.
+        # Two nulls are equal, here and in the conditions.
         arguments={"column_list": list(columns), "ignore_row_if": "never"},
         column=None,
         severity=Severity.CRITICAL,

@@ -1,4 +1,4 @@
-"""The only code that talks to Great Expectations, which takes seconds to import: inside functions, by who needs it."""
+"""The only code that uses Great Expectations. Its import takes seconds, so only functions that need it import it."""
 
 import copy
 import functools
@@ -19,12 +19,12 @@ _WHOLE_ROWS = "whole"
 
 
 class CouldNotCheckError(Exception):
-    """An expectation could not be evaluated: that says nothing about the data, so it is to be tried again."""
+    """An expectation could not be evaluated. This is no verdict on the data, so the caller should try again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """What Great Expectations found: the rules that are broken, each with the number of rows, and its own result."""
+    """The broken rules, each with the number of rows that break it, and the result of Great Expectations itself."""
 
     broken: tuple[tuple[Rule, int], ...]
     result: Any
@@ -42,13 +42,14 @@ def validate(frame: Any, rules: Sequence[Rule], *, name: str) -> Validation:
 
 
 def render(result: Any) -> str:
-    """The Data Docs of a result, without the page around them: that one asks the internet for its looks."""
+    """The Data Docs of a result, without the page around them, which would load its style from the internet."""
     library = _library()
     shown = copy.deepcopy(result)
     for one in shown.results:
         one.result = _as_text(one.result)
     document = library.page_renderer().render(shown)
-    # The first section begins with a link to a page of the suite, which is not written, and ends with the library's.
+    # The first section begins with a link to a page of the suite, which is not written. It ends with a link of the
+    # library. Only the block between them is kept.
     document.sections[0].content_blocks = document.sections[0].content_blocks[1:2]
     view = library.section_view()
     sections = [section.to_json_dict() for section in document.sections]
@@ -59,7 +60,7 @@ def render(result: Any) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """A result whose values can do no harm in a page: the renderer escapes them alone, and not as parts of a row."""
+    """Escape all text of a result, so that it is safe in a page: the renderer does not escape the parts of a row."""
     if isinstance(value, dict):
         return {name: _as_text(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -92,7 +93,7 @@ def _failed(one: Any, rule: Rule, name: str) -> int:
 
 
 def _raised(info: Mapping[str, Any] | None) -> Iterator[str]:
-    """What was raised, said of the expectation itself or of each metric that it needs."""
+    """The errors of the expectation itself, or of the metrics that it needs."""
     if not info:
         return
     if "raised_exception" in info:
@@ -108,7 +109,7 @@ def _batch(library: SimpleNamespace, frame: Any, name: str) -> Any:
     context = library.gx.get_context(mode="ephemeral", project_config=library.project())
     context.variables.progress_bars = {"globally": False}
     sources = context.data_sources
-    # The rows are kept by who made the frame.
+    # The code that made the frame already keeps its rows.
     source = sources.add_pandas(name) if isinstance(frame, pd.DataFrame) else sources.add_spark(name, persist=False)
     definition = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(_WHOLE_ROWS)
     return definition.get_batch({"dataframe": frame})
@@ -135,13 +136,13 @@ def _library() -> SimpleNamespace:
         expectations: Any = importlib.import_module("great_expectations.expectations")
 
         class ExpectColumnValuesToBeWithin(expectations.ExpectColumnValuesToBeBetween):  # type: ignore[misc]
-            """Its parent makes every bound a float, with which Spark compares a DECIMAL as a DOUBLE."""
+            """Keeps integers as bounds. The parent makes them floats, and Spark then compares a DECIMAL as a DOUBLE."""
 
             min_value: int | float | None = None
             max_value: int | float | None = None
 
     def project() -> Any:
-        # The default makes a folder for Data Docs that nobody asked for.
+        # By default the library makes a folder for Data Docs, which is not needed.
         return DataContextConfig(store_backend_defaults=InMemoryStoreBackendDefaults(init_temp_docs_sites=False))
 
     classes: Iterable[Any] = (

@@ -1,4 +1,4 @@
-"""What an audit says."""
+"""The result of an audit or a check."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from jobs.pipelines.window import Severity
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One expectation that failed, for one slice or for all that is served."""
+    """One expectation that failed, for one slice or for all served windows."""
 
     expectation: str
     type: str
@@ -17,13 +17,13 @@ class Failure:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The failure in words, for people."""
         return f"{self.expectation} ({self.observed})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What was found in one slice, or in all that is served."""
+    """The failures of one slice, or of all served windows."""
 
     slice: str
     failures: tuple[Failure, ...]
@@ -35,10 +35,10 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """Everything that failed, for people."""
+        """All failures in words, for people."""
         return "; ".join(failure.sentence for failure in self.worst_first)
 
     @property
     def worst_first(self) -> list[Failure]:
-        """What blocks before what only warns."""
+        """The failures, critical ones before warnings."""
         return sorted(self.failures, key=lambda failure: failure.severity is not Severity.CRITICAL)

@@ -18,8 +18,8 @@ def aggregate(events: DataFrame, pipeline: Pipeline, *more: Column) -> DataFrame
     """Apply the transform and the measures to accepted events.
 
     Returns:
-        window_start, window_end, the pipeline's keys, its measures, the slice of each window, and what else is to be
-        aggregated.
+        window_start, window_end, the pipeline's keys, its measures, the slice of each window, and the aggregates in
+        ``more``.
     """
     return measure(transform(events, pipeline), pipeline, window_of(pipeline.window), *more)
 
@@ -27,7 +27,8 @@ def aggregate(events: DataFrame, pipeline: Pipeline, *more: Column) -> DataFrame
 def inputs_of_windows(events: DataFrame, pipeline: Pipeline) -> DataFrame:
     """A row for each window into which a row of the transform falls: window_start and slice.
 
-    It shares nothing with `aggregate` but the transform, so it tells whether a row was lost on the way into windows.
+    It shares only the transform with `aggregate`. So a comparison of both shows whether a row was lost on the way into
+    windows.
     """
     windows = transform(events, pipeline).select(window_of(pipeline.window).alias("window"))
     start = F.col("window.start")
@@ -35,7 +36,7 @@ def inputs_of_windows(events: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def transform(events: DataFrame, pipeline: Pipeline, carry: tuple[str, ...] = ()) -> DataFrame:
-    """The rows that the pipeline makes of events; ``carry`` names columns of the events to take along."""
+    """The rows that the pipeline's transform makes of events; ``carry`` names columns of the events to keep."""
     sources: dict[str, Any] = {pipeline.source.name: events}
     select = re.sub(r"^\s*SELECT\s", f"SELECT {''.join(f'{name}, ' for name in carry)}", pipeline.transform, flags=re.I)
     transformed = events.sparkSession.sql(select, args=None, **sources)
@@ -44,7 +45,7 @@ def transform(events: DataFrame, pipeline: Pipeline, carry: tuple[str, ...] = ()
 
 
 def measure(transformed: DataFrame, pipeline: Pipeline, window: Column, *more: Column) -> DataFrame:
-    """The measures per window and key, and what else is to be aggregated."""
+    """The measures per window and key, and the aggregates in ``more``."""
     keys = [F.col(f"`{key}`") for key in pipeline.keys]
     windows = transformed.groupBy(window.alias("window"), *keys).agg(
         *(F.expr(measure.sql).alias(measure.name) for measure in pipeline.measures), *more
@@ -64,20 +65,20 @@ def measure(transformed: DataFrame, pipeline: Pipeline, window: Column, *more: C
 
 
 def slice_of(window_start: Column, slice_seconds: int) -> Column:
-    """The name of the slice a window belongs to: the start of the slice, sortable and safe in a path."""
+    """The name of a window's slice: the start of the slice, which sorts by time and is safe in a path."""
     seconds = F.unix_seconds(window_start)
     return F.date_format(F.timestamp_seconds(seconds - F.pmod(seconds, F.lit(slice_seconds))), SLICE_FORMAT)
 
 
 def window_of(window: Window) -> Column:
-    """The windows into which an event falls."""
+    """The windows of an event."""
     if window.kind is WindowKind.SESSION:
         return F.session_window("event_time", f"{window.slide_ms} milliseconds")
     return F.window("event_time", f"{window.size_ms} milliseconds", f"{window.slide_ms} milliseconds")
 
 
 def _refuse_inexact(frame: DataFrame, made: str, pipeline: Pipeline) -> None:
-    """What the text of a definition cannot show: a DOUBLE that comes out of it."""
+    """Refuse a DOUBLE in the result, which the text of a definition cannot show."""
     inexact = [f.name for f in frame.schema.fields if isinstance(f.dataType, DoubleType | FloatType)]
     if inexact:
         raise RefusedDefinitionError(

@@ -1,4 +1,4 @@
-"""Events -> events without repeats, where the source says what makes two records the same."""
+"""Events -> events without repeats, if the source has an identity."""
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
@@ -7,7 +7,7 @@ from jobs.pipelines.source import Source
 
 
 def first_arrivals(events: DataFrame, source: Source) -> DataFrame:
-    """Of events with the same identity and time the one that arrived first; all of them where nothing is the same."""
+    """Keep only the first arrival of events with the same identity and time. Without an identity, keep all events."""
     if not source.identity:
         return events
     same = Window.partitionBy("event_time", *(f"`{name}`" for name in source.identity))

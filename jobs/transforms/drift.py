@@ -1,8 +1,8 @@
-"""Events, live rows and final rows -> the drift balance: what separates live from final, and what nothing explains.
+"""Events, live rows and final rows -> the drift balance: why live and final differ, and which part is unexplained.
 
 The stream's rule: an event of a micro-batch counts in a window if the window's end lies after the watermark that was in
-force for late events in that batch. So which events it has counted, window by window, is known from offsets alone. What
-final must hold follows from it: these events, less those that only live has, and those that live misses for a cause.
+force for late events in that batch. So the offsets alone show which events the stream has counted in each window. The
+final rows must hold these events, without those that only live has, and with those that live misses for a cause.
 """
 
 from enum import StrEnum
@@ -19,14 +19,14 @@ from jobs.transforms.counted import is_ahead
 
 # How long after a window's end its live value is compared with the final one.
 AGES_MS = (1_000, 5_000, 15_000, 60_000, 300_000)
-# What sums of measures of any scale are kept in.
+# The type of sums over measures, whatever their scale.
 TOTAL = "DECIMAL(38,10)"
 _NO_NUMBERS = ("STRING", "TIMESTAMP")
 _NO_CAUSES = "CAST(map() AS MAP<STRING, BIGINT>)"
 
 
 class Cause(StrEnum):
-    """Why an event counts in a window on one side only. The first four are missing in live, the others in final."""
+    """Why an event counts on one side only. Live misses events of the first four causes, final those of the others."""
 
     BEFORE_CHECKPOINT = "before_checkpoint"
     NOT_REACHED = "not_reached"
@@ -40,15 +40,17 @@ _IN_LIVE_ONLY = (Cause.DUPLICATE.value, Cause.AFTER_FINAL.value)
 
 
 def tagged(events: DataFrame, pipeline: Pipeline, batches: DataFrame, width: int, finals: DataFrame) -> DataFrame:
-    """What the transform makes of the events, once for each window of a final slice: counted by live, or with a cause.
+    """Transform the events, once for each window of a final slice, and add whether live counted them, and the cause.
+
+    Events that live has not counted and that have no cause are left out.
 
     Args:
-        events: accepted ones that can touch windows of the slices, at least up to the newest batch's ends.
-        pipeline: whose events they are.
+        events: accepted events that can touch windows of the slices, at least up to the newest batch's ends.
+        pipeline: the pipeline of the events.
         batches: partition, start, end (exclusive) and watermark of each range of offsets that the stream took.
         width: how many offsets go into one step of the search for an event's batch.
-        finals: slice, version, offsets (of its header), begins and reached (from where to where the stream has read);
-            all three partition -> offset.
+        finals: slice, version, offsets (of its header), begins and reached (from where to where the stream has read).
+            The last three are maps from partition to offset.
 
     Returns:
         The transform's columns, _window, _partition, _offset, _counted and _cause.
@@ -63,9 +65,9 @@ def tagged(events: DataFrame, pipeline: Pipeline, batches: DataFrame, width: int
 
 
 def _with_batch(events: DataFrame, batches: DataFrame, width: int) -> DataFrame:
-    """Each event with the watermark of the batch that took it; none took it: null.
+    """Each event with the watermark of the batch that took it, or null if no batch took it.
 
-    Ranges are cut at multiples of the width: so it is a join by hash, and not of each event with each batch.
+    Ranges are cut at multiples of the width. So Spark joins by hash, and does not compare each event with each batch.
     """
     cut = batches.where("end > start").select(
         F.col("partition").alias("_of"),
@@ -84,7 +86,7 @@ def _with_batch(events: DataFrame, batches: DataFrame, width: int) -> DataFrame:
 
 
 def _with_sides(events: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Whether live has counted an event in a window, and whether final has."""
+    """Add whether live has counted an event in a window, and whether final has."""
     in_reach = F.col("offset") < _of_partition("_offsets")
     counted = F.col("_watermark").isNotNull() & ~is_ahead(pipeline) & (F.col("_window.end") > F.col("_watermark"))
     sides = events.withColumns({"_in_reach": in_reach, "_counted": counted})
@@ -92,7 +94,7 @@ def _with_sides(events: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def _is_first(pipeline: Pipeline) -> Column:
-    """Whether final takes this one of several copies, by the rule of `first_arrivals` within each slice's offsets."""
+    """Whether final counts this copy of an event, by the rule of `first_arrivals` within each slice's offsets."""
     if not pipeline.source.identity:
         return F.lit(True)
     same = ("_window", "_in_reach", "event_time", *(f"`{name}`" for name in pipeline.source.identity))
@@ -100,7 +102,10 @@ def _is_first(pipeline: Pipeline) -> Column:
 
 
 def _cause(pipeline: Pipeline) -> Column:
-    """None for an event that lies in no batch, though the stream says that it has read there: nothing explains it."""
+    """The cause; null if both sides agree.
+
+    Also null for an event that lies in no batch, although the stream reports that it has read there: it is unexplained.
+    """
     offset, taken = F.col("offset"), F.col("_watermark").isNotNull()
     missing = (
         F.when(~taken & (offset < _of_partition("_begins")), Cause.BEFORE_CHECKPOINT.value)
@@ -123,7 +128,7 @@ def balance(transformed: DataFrame, live: DataFrame, final: DataFrame, pipeline:
         transformed: as `tagged` returns it.
         live: all live rows of the slices, with epoch, batch and as_of.
         final: the final rows of the slices.
-        pipeline: whose rows they are.
+        pipeline: the pipeline of the rows.
 
     Returns:
         window_start, window_end, keys, slice, live, counted, final, complete and a live value at each age (structs of
@@ -144,13 +149,13 @@ def balance(transformed: DataFrame, live: DataFrame, final: DataFrame, pipeline:
 
 
 def _made_of(transformed: DataFrame, pipeline: Pipeline, side: str) -> DataFrame:
-    """What a side must be: the measures over exactly its events."""
+    """The values that a side must have: the measures over exactly its events."""
     windows = measure(transformed, pipeline, F.col("_window"))
     return windows.select(*_at(pipeline), _values(pipeline).alias(side))
 
 
 def _newest(live: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The live row that counts, and the one that counted at each age."""
+    """The newest live row of each window and key, and the row that was the newest at each age."""
     order = F.struct("epoch", "batch")
     ages = [
         F.max_by(_values(pipeline), F.when(F.col("as_of") <= F.col("window_end") + _interval(age), order)).alias(
@@ -187,13 +192,13 @@ def _judged(whole: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def _unexplained(each: Measure) -> Column:
-    """Live minus counted; where live is right, final minus complete."""
+    """Live minus counted; if that is 0, final minus complete."""
     in_live, in_final = _beyond("live", "counted", each), _beyond("final", "complete", each)
     return F.when(in_live == 0, in_final).otherwise(in_live)
 
 
 def _beyond(side: str, right: str, each: Measure) -> Column:
-    """A side minus what it must be; 0 where they agree, null where they differ and nothing can be subtracted."""
+    """A side minus its right value: 0 if they agree, null if they differ and cannot be subtracted."""
     found, wanted = _field(side, each), _field(right, each)
     both = F.col(side).isNull() == F.col(right).isNull()
     kind = unexplained_type(each)
@@ -202,12 +207,12 @@ def _beyond(side: str, right: str, each: Measure) -> Column:
 
 
 def unexplained_type(each: Measure) -> str:
-    """The type in which a difference of this measure is kept."""
+    """The SQL type of this measure's unexplained difference."""
     return "BIGINT" if each.type in _NO_NUMBERS else each.type
 
 
 def drift_rows(balance: DataFrame, finals: DataFrame, pipeline: Pipeline, run: str) -> DataFrame:
-    """The rows of the drift table: where live and final differ, or an event separates them, or nothing explains it."""
+    """The rows of the drift table: windows that differ, that have a cause, or that are unexplained."""
     told = balance.where(F.col("differs") | F.col("is_unexplained") | (F.size("causes") > 0))
     return told.join(F.broadcast(finals.select("slice", "version")), "slice").select(
         *_at(pipeline),
@@ -223,7 +228,7 @@ def drift_rows(balance: DataFrame, finals: DataFrame, pipeline: Pipeline, run: s
 
 
 def totals(balance: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Per slice: windows, differing, unexplained, and for each measure and age how far live was from final.
+    """Count windows per slice, and measure how far live was from final, for each measure and age.
 
     Returns:
         slice, windows, differing, unexplained and ages: an array of measure, age_ms, exact, error and magnitude.
@@ -238,7 +243,10 @@ def totals(balance: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def _age(each: Measure, age_ms: int) -> Column:
-    """A missing row counts as zero in the error; it is exact only where final has none either."""
+    """How far live was from final at an age.
+
+    A missing row counts as zero in the error. It is exact only if the other side has no row either.
+    """
     live, final = _field(_at_age(age_ms), each), _field("final", each)
     same = F.col(_at_age(age_ms)).isNull() == F.col("final").isNull()
     return F.struct(

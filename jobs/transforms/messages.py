@@ -9,11 +9,11 @@ _ISO_UTC = "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'"
 
 
 def messages(windows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Key and value as JSON; the key is the array of window_start and keys, so that compaction keeps the newest.
+    """Key and value as JSON. The key is the array of window_start and keys, so compaction keeps the newest message.
 
     Args:
         windows: window_start, window_end, keys, measures, finality, version and as_of.
-        pipeline: whose windows they are.
+        pipeline: the pipeline of the windows.
     """
     columns = ("window_start", "window_end", *pipeline.value_columns, "finality", "version", "as_of")
     body = F.to_json(F.struct(*columns), {"timestampFormat": _ISO_UTC})

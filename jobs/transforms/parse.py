@@ -1,10 +1,10 @@
-"""Kafka records -> columns, or the reason why not. `ingest` keeps the rejected ones, the live jobs ignore them.
+"""Kafka records -> columns, or the reason of a rejection. `ingest` keeps rejected records, live jobs ignore them.
 
-Spark's own readers are lenient: they take `"3.5"` for a number, round what does not fit and ignore what
-follows the first object. So a JSON record that is not of the plain shape (flat, no name repeated, each field of its
-type) takes a second, strict path, which also knows why it is rejected. The plain shape costs a regular expression.
+Spark's own readers are lenient: they take `"3.5"` for a number, round values that do not fit, and ignore text
+after the first object. So they read only JSON of the plain shape: flat, no name repeated, each field of its type. A
+regular expression recognises this shape. Other JSON takes a strict path, which also gives the reason of a rejection.
 
-Everything here is Spark SQL text: built column by column it would take Python a second for every source.
+Everything here is Spark SQL text. Built column by column, it would take Python a second for every source.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def accepted(records: DataFrame, source: Source) -> DataFrame:
 
     Args:
         records: rows as Spark's Kafka reader gives them, with headers.
-        source: what the records should be.
+        source: the definition of the records.
 
     Returns:
         topic, partition, offset, arrival_time, event_time and the source's columns.
@@ -41,7 +41,7 @@ def parse(records: DataFrame, source: Source) -> DataFrame:
 
     Args:
         records: rows as Spark's Kafka reader gives them, with headers.
-        source: what the records should be.
+        source: the definition of the records.
 
     Returns:
         topic, partition, offset, arrival_time, event_time, the source's columns, reason (null: accepted),
@@ -60,9 +60,9 @@ def parse(records: DataFrame, source: Source) -> DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """Records, and in terms of them the fields (null where there is none), the event time and the reason why not.
+    """Records, and SQL over them: the fields (null if missing), the event time and the reason of a rejection.
 
-    What is costly is a column of the records: Spark repeats the parsing in every expression that uses it otherwise.
+    Costly values are columns of the records. Otherwise Spark would repeat the parsing in every expression.
     """
 
     records: DataFrame
@@ -72,7 +72,7 @@ class _Read:
 
 
 def _read(records: DataFrame, source: Source) -> _Read:
-    # Spark may take a name for a column of the result that is made, so these are none of a source's.
+    # Spark may take a name for a column of the result. So these names differ from all names of a source.
     renamed = (f"{name} AS _{name}" for name in ("key", "value", "headers"))
     position = ("topic", "partition", "offset", "timestamp AS arrival_time")
     decoded = records.selectExpr(*position, *renamed).selectExpr("*", f"{_undecodable(source)} AS _undecodable")
@@ -91,14 +91,14 @@ def _is_event(read: _Read, source: Source) -> str:
 
 
 def _out_of_bounds(read: _Read, source: Source) -> str:
-    """Bounds relative to arrival give the same answer whenever they are asked."""
+    """Why the event time is out of bounds, or null. Relative to arrival, the bounds always give the same answer."""
     ahead, past = source.max_ahead_seconds * 1000, source.horizon_hours * 3_600_000
     return f"""CASE WHEN {read.event_ms} > unix_millis(arrival_time) + {ahead}L THEN 'event time too far ahead'
                     WHEN {read.event_ms} < unix_millis(arrival_time) - {past}L THEN 'event time too old' END"""
 
 
 def _undecodable(source: Source) -> str:
-    """Why the value, or the key if it counts, is no text; null if they are."""
+    """Why the value, or the key if the source uses it, is no text; null if both are."""
     key = f"WHEN _key IS NULL THEN 'no key' WHEN NOT is_valid_utf8({_KEY}) THEN 'invalid UTF-8: key'"
     value = f"WHEN _value IS NULL THEN 'null value' WHEN NOT is_valid_utf8({_TEXT}) THEN 'invalid UTF-8'"
     return f"CASE {value} {key if source.key else ''} END"
@@ -135,22 +135,22 @@ def _fields(source: Source) -> dict[str, str]:
 
 
 def _given(name: str, value: str, use: str) -> str:
-    """`use` of the value by its name, which is computed once: Spark repeats all but a function's argument.
+    """SQL that computes ``value`` once and uses it under ``name``: Spark repeats all but a function's argument.
 
-    Functions of higher order are interpreted. In generated code the strict path would cost every record more than
+    Spark interprets functions of higher order. In generated code, the strict path would cost every record more than
     the plain one, though hardly any record takes it.
     """
     return f"transform(array({value}), {name} -> {use})[0]"
 
 
 def _is_plain(source: Source) -> str:
-    """Whether the text is an object without another inside, and every field is written as its type wants.
+    """Whether the text is an object without another inside, and every field is written as its type requires.
 
-    What this misses is read by the strict path: it may be too strict, never too lenient.
+    The strict path reads all other texts. So this test may be too strict, but never too lenient.
     """
-    # A name that is written with an escape may be any field's; most texts have no escape at all.
+    # A name with an escape may be the name of any field. Most texts have no escape at all.
     no_escaped_name = rf"""(NOT contains({_TEXT}, r'\') OR NOT {_TEXT} RLIKE r'\\.[^"]*+"\s*+:')"""
-    # As many names as fields, of which none may be missing: none is repeated. Other texts must be looked at, which
+    # With as many names as fields, and no field missing, no name is repeated. Other texts must be searched, which
     # takes longer than the strict path if they are long.
     quotes = f"octet_length({_TEXT}) - octet_length(replace({_TEXT}, '\"', ''))"
     needed = 2 * len(source.fields) + 2 * sum(field.type == "STRING" for field in source.fields)
@@ -161,7 +161,7 @@ def _is_plain(source: Source) -> str:
 
 
 def _plain_shape(field: Field) -> str:
-    """What follows the first brace of a flat object in which a value of its type stands behind the field's name."""
+    """The pattern behind the first brace of a flat object that has a value of the field's type behind its name."""
     if field.type == "STRING":
         value = '"'
     else:
@@ -171,7 +171,7 @@ def _plain_shape(field: Field) -> str:
 
 
 def _read_strictly(source: Source) -> str:
-    """Of a JSON text `problem`, the reason why it is rejected, and `fields`."""
+    """SQL for two values of a JSON text: `problem`, the reason of a rejection, and `fields`."""
     types = ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields)
     # Spark would write out all the digits of 1e10000000 before it finds that they do not fit.
     endless = rf"""{_TEXT} RLIKE r':\s*+"?+-?[0-9.]++[eE][+-]?[0-9]{{4}}'"""
@@ -197,14 +197,14 @@ def _digits(field: Field) -> tuple[int, int]:
 
 
 def _strict_type(field: Field) -> str:
-    """A DECIMAL as fine as one can be, to see what would be rounded; all else as it is written."""
+    """The type for the strict path: a DECIMAL as fine as possible, to detect rounding; all else as text."""
     return f"DECIMAL(38,{38 - _digits(field)[0]})" if field.type.startswith("DECIMAL") else "STRING"
 
 
 def _is_one_object(document: str) -> str:
-    """`[text,"its digest"]` holds exactly these two, the first an object: nothing stood before or after it.
+    """Whether `[text,"its digest"]` holds exactly these two, the first an object. Then the text holds nothing else.
 
-    The reader stops at the first `]`, so a text could bring an end of its own, but not with its own digest.
+    The reader stops at the first `]`. A text could bring an end of its own, but not one with its own digest.
     """
     kind = f"schema_of_variant(try_variant_get({document}, '$[0]', 'variant'))"
     end = f"try_variant_get({document}, '$[1]', 'string') = md5({_TEXT})"
@@ -213,7 +213,7 @@ def _is_one_object(document: str) -> str:
 
 
 def _json_field_problem(field: Field) -> str:
-    """What is wrong with a field, if anything, in terms of what `_read_strictly` has read and made of it."""
+    """Why a field is rejected, or null, as SQL over the values that `_read_strictly` has read and converted."""
     right = "kind = 'STRING'" if field.type == "STRING" else "kind RLIKE '^(BIGINT|DECIMAL|DOUBLE)'"
     if field.type == "BIGINT":
         right = f"{right} AND read.texts.`{field.name}` RLIKE {_WHOLE}"
@@ -227,10 +227,10 @@ def _json_field_problem(field: Field) -> str:
 
 
 def _convert_json(field: Field, read: str) -> str:
-    """What the strict path read as the field's type; null if it is none or would have to be rounded."""
+    """A value of the strict path as the field's type; null if it is not of the type or would be rounded."""
     if not field.type.startswith("DECIMAL"):
         return _convert_text(field, read)
-    # Numbers so long that even the finest DECIMAL rounds them, and those so small that it makes them zero.
+    # Even the finest DECIMAL rounds very long numbers, and turns very small ones into zero. The text shows both.
     # A name may be written with escapes.
     named = rf'(?:"{field.name}"|\\u[^"]*+")\s*+:\s*+-?'
     rounded = rf"{_TEXT} RLIKE r'{named}(?:[0-9.]{{28}}|[0-9.]{{19,}}+[eE])'"
@@ -270,7 +270,7 @@ def _csv_field_problem(field: Field, text: str) -> str:
 
 
 def _convert_text(field: Field, text: str) -> str:
-    """A text as the field's type; null if it is none or would have to be rounded."""
+    """A text as the field's type; null if it is not of the type or would be rounded."""
     if field.type == "STRING":
         return text
     if field.type == "BIGINT":

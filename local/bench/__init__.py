@@ -1,1 +1,1 @@
-"""`tideline bench`: what is measured, beside what, and how it is shown."""
+"""`tideline bench`: the measurements, the yardsticks, and the reports."""

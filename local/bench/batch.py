@@ -1,6 +1,6 @@
-"""The batch half of the benchmark: recompute beside DuckDB, under a long history, its publish, and what readers pay.
+"""The batch half of the benchmark: recompute beside DuckDB, recompute under a long history, publishes, and queries.
 
-Everything is measured in one warm process on made-up lakes (`local.bench.lake`), against the broker of the settings.
+Everything is measured in one warm process, on made-up lakes (`local.bench.lake`) and with the broker of the settings.
 """
 
 import logging
@@ -46,7 +46,7 @@ GOAL_GROWTH = 1.2
 GOAL_PUBLISH_SECONDS = 1.0
 _OWN_MINUTE = 30
 _MINUTE_MS = 60_000
-# Live rows of a final slice stay for an hour, those of the newest slices are all there is.
+# Live rows of a final slice stay for an hour. The newest slices have only live rows.
 _SUPERSEDED_SLICES = 60
 _OPEN_SLICES = 2
 _ASKED = 10
@@ -57,14 +57,14 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     rival_events: tuple[int, ...] = (1_000_000, 10_000_000)
     slice_events: int = 100_000
     hour_events: int = 1_000_000
     multiples: tuple[int, ...] = (1, 10, 100)
-    # A stream that lands every two seconds would take too long to make up for a hundred hours; in its own hour a slice
-    # lies among the files of a commit every ten.
+    # With a commit every two seconds, as a real stream has, a hundred hours would take too long to make up. In the hour
+    # of the measured slice there is a commit every ten seconds.
     hour_batches: int = 30
     own_hour_batches: int = 360
     publish_rows: tuple[int, ...] = (1_000, 100_000, 1_000_000)
@@ -75,12 +75,12 @@ class Sizes:
 
     @classmethod
     def of(cls, records: int, rounds: int) -> "Sizes":
-        """For the records that each drain reads."""
+        """Sizes that fit the number of records that each drain reads."""
         return cls(rival_events=(records, 10 * records), slice_events=records // 10, hour_events=records, rounds=rounds)
 
     @property
     def runs(self) -> int:
-        """How often each is done: the first ones warm up."""
+        """How often each measurement runs. The first runs only warm up."""
         return self.warm_ups + self.rounds
 
     def counts(self, number: int) -> bool:
@@ -88,13 +88,13 @@ class Sizes:
         return number >= self.warm_ups
 
     def progress(self, number: int) -> str:
-        """For people who wait."""
+        """The progress in words, for people who wait."""
         return f"{number - self.warm_ups + 1} of {self.rounds}" if self.counts(number) else "warming up"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rivalry:
-    """The seconds in which either side made the same windows of the same files, round by round."""
+    """The seconds that each side took to make the same windows from the same files, round by round."""
 
     events: int
     windows: int
@@ -106,13 +106,13 @@ class Rivalry:
 
     @property
     def ratio(self) -> float:
-        """Ours ÷ DuckDB."""
+        """Our events per second ÷ DuckDB's."""
         return self.per_second("ours") / self.per_second("DuckDB")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restated:
-    """One slice made final again, beside so many times its base's events; the seconds of each part, round by round."""
+    """One slice restated under a history of ``multiple`` times the base; the seconds of each part, round by round."""
 
     where: str
     multiple: int
@@ -122,13 +122,13 @@ class Restated:
 
     @property
     def seconds(self) -> float:
-        """The median of whole runs."""
+        """The median duration of whole runs."""
         return median(map(sum, zip(*self.parts.values(), strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publish:
-    """A slice of so many window rows: each commit, and the sending of all its messages to the topic."""
+    """The publish of a slice of ``rows`` windows: each commit, and the sending of all its messages to the topic."""
 
     rows: int
     commit_seconds: Sequence[float]
@@ -137,7 +137,7 @@ class Publish:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Queries over current windows when so many slices are final."""
+    """Queries over current windows, with ``slices`` final slices."""
 
     slices: int
     windows: int
@@ -149,7 +149,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What was measured of the batch half."""
+    """The results of the batch half."""
 
     rivalries: tuple[Rivalry, ...] = ()
     restated: tuple[Restated, ...] = ()
@@ -158,7 +158,7 @@ class Batch:
 
 
 def run(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
-    """Measure; what is made up below the lake's root is gone afterwards. What needs Spark comes last."""
+    """Measure, and remove the made-up lakes afterwards. Measurements that need Spark come last."""
     with _quiet():
         readings = readings_of(settings, sizes, report) if READING in only else ()
         publishes = publishes_of(settings, sizes, report) if PUBLISH in only else ()
@@ -173,7 +173,7 @@ def run(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The jobs tell their task's log what they do; here it is of no interest."""
+    """Silence the messages that jobs log for their task. Here they are of no interest."""
     log = logging.getLogger("jobs")
     before = log.level
     log.setLevel(logging.WARNING)
@@ -185,7 +185,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _lake(settings: Settings, name: str) -> Iterator[MadeLake]:
-    """An empty lake beside the others."""
+    """Make an empty lake beside the others, and remove it afterwards."""
     root = settings.lake_root / name
     try:
         yield MadeLake.of(replace(settings, lake_root=root))
@@ -194,12 +194,12 @@ def _lake(settings: Settings, name: str) -> Iterator[MadeLake]:
 
 
 def _hour() -> int:
-    """When the newest hour of made-up events begins: its slices are over."""
+    """The begin of the newest hour of made-up events. The slices of this hour are over."""
     return int(time.time() * 1000) // HOUR_MS * HOUR_MS - 2 * HOUR_MS
 
 
 def rivalries_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Report) -> tuple[Rivalry, ...]:
-    """All slices of an hour, ours and by DuckDB in turns."""
+    """Compute all slices of an hour, by our recompute and by DuckDB in turns."""
     return tuple(_rivalry(settings, schema, events, sizes, report) for events in sizes.rival_events)
 
 
@@ -232,7 +232,7 @@ def _over_ms(slices: Sequence[Slice]) -> int:
 
 
 def _planned(settings: Settings, run: str, slices: Sequence[Slice]) -> tuple[Plan, RunFolder]:
-    """Plan a run that takes exactly these slices, a little after the last of them."""
+    """Plan a run of exactly these slices, at the moment when the last of them is over."""
     request = Request(slices=tuple(slices), reason="measured")
     with admin(settings.kafka) as client:
         planned = planning.make(settings.lake_root, client, PIPELINE, run, request, lambda: _over_ms(slices))
@@ -263,7 +263,7 @@ COPY (
 
 
 def by_duckdb(settings: Settings, plan: Plan, folder: Folder) -> None:
-    """The yardstick: the same windows of the same files by one statement, on all cores. Exact, as ours are.
+    """The yardstick: make the same exact windows from the same files, with one statement on all cores.
 
     DuckDB divides decimals as DOUBLEs, so the mean (of values that are not negative) is rounded in whole numbers.
     """
@@ -291,7 +291,7 @@ def by_duckdb(settings: Settings, plan: Plan, folder: Folder) -> None:
 
 
 def _same_windows(plan: Plan, ours: Folder, theirs: Folder) -> int:
-    """How many windows there are; a race counts only if both sides made the same."""
+    """The number of windows. A race counts only if both sides made the same windows."""
     windows = 0
     for work in plan.work:
         sides = [_staged(folder / f"slice={work.slice}") for folder in (ours, theirs)]
@@ -306,8 +306,8 @@ def _staged(folder: Folder) -> ds.Dataset:
 
 
 def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Report) -> tuple[Restated, ...]:
-    """The same slice again and again, in lakes that differ in their history only, in turns."""
-    # A run takes a second, and a pause of the garbage collector a tenth of it: that many more say what is usual.
+    """Restate the same slice again and again, in turns in lakes that differ only in their history."""
+    # A run takes a second, and a pause of the garbage collector takes a tenth of it. More rounds give a stable median.
     sizes = replace(sizes, rounds=sizes.rounds * _HISTORY_ROUNDS)
     hour = _hour()
     slice_ = slices_between(PIPELINE, hour, hour + HOUR_MS)[_OWN_MINUTE * _MINUTE_MS // (PIPELINE.slice_seconds * 1000)]
@@ -333,7 +333,7 @@ def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Rep
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """A lake with a history, and what runs in it have taken."""
+    """A lake with a history, and the seconds that the parts of its runs took."""
 
     lake: MadeLake
     events: int
@@ -346,7 +346,7 @@ class _Case:
         return found
 
     def restate(self, slice_: Slice, run: str, events: int, *, counts: bool) -> None:
-        """A whole run as Airflow does it, part after part."""
+        """Do a whole run as Airflow does it, part after part."""
         settings = self.lake.settings
         versions: dict[str, int] = {}
         parts: dict[str, Callable[[], object]] = {
@@ -367,7 +367,7 @@ class _Case:
 
 
 def _make_history(lake: MadeLake, schema: pa.Schema, sizes: Sizes, where: str, multiple: int, slice_: Slice) -> int:
-    """Events of the slice and of its history, all final already; how many there are."""
+    """Make events of the slice and of its history, with all slices already final. Return the number of events."""
     stretches = list(_history(sizes, where, multiple, slice_))
     end = lake.land(schema, stretches)
     slices = slices_between(PIPELINE, stretches[0].from_ms, max(stretch.to_ms for stretch in stretches))
@@ -376,7 +376,11 @@ def _make_history(lake: MadeLake, schema: pa.Schema, sizes: Sizes, where: str, m
 
 
 def _history(sizes: Sizes, where: str, multiple: int, slice_: Slice) -> Iterator[Stretch]:
-    """Other hours: so many hours of events, the slice's own the last. The same hour: so many times the slice's own."""
+    """The stretches of a history, which is ``multiple`` times as long or as full as the base.
+
+    Other hours: ``multiple`` hours of events, ending with the slice's hour. The same hour: ``multiple`` times the
+    events of the slice, all in its hour.
+    """
     hour = slice_.start_ms - slice_.start_ms % HOUR_MS
     if where == OTHER_HOURS:
         for start in range(hour - (multiple - 1) * HOUR_MS, hour, HOUR_MS):
@@ -392,7 +396,7 @@ def _history(sizes: Sizes, where: str, multiple: int, slice_: Slice) -> Iterator
 
 
 def publishes_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Publish, ...]:
-    """Slices of a table with a day of final ones, each published again and again."""
+    """Publish some slices again and again, in a table with a day of final slices."""
     end = _hour()
     slices = slices_between(PIPELINE, end - sizes.final_slices * PIPELINE.slice_seconds * 1000, end)
     with _lake(settings, "publish") as lake:
@@ -410,7 +414,7 @@ def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Rep
         report(f"publish: {rows:,} rows, {sizes.progress(number)}")
         header = lake.header(slice_, rows=keys * WINDOWS, as_of_ms=slice_.end_ms + HOUR_MS, version=number + 2)
         (staged,) = stage_windows(FinalTable.open(settings.lake_root, PIPELINE), [header], keys)
-        # From nothing: a task opens the table, reads the day's headers and commits.
+        # As a task does it from the start: open the table, read the day's headers and commit.
         began = time.monotonic()
         final = FinalTable.open(settings.lake_root, PIPELINE)
         final.require_version(final.headers([slice_.name[:8]])[slice_.name], header)
@@ -425,7 +429,7 @@ def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Rep
 
 
 def readings_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Reading, ...]:
-    """The newest windows, and all of them, as `tideline query` and the console ask."""
+    """Query the newest windows, and all windows, as `tideline query` and the console do."""
     return tuple(_reading(settings, count, report) for count in sizes.read_slices)
 
 

@@ -1,4 +1,4 @@
-"""What the batch half of a benchmark found: the same rows for a terminal and for `docs/benchmarks.md`."""
+"""The results of the batch half: the same rows for a terminal and for `docs/benchmarks.md`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from local.bench.batch import (
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A table, and what one must know to read it."""
+    """A table, and the text that explains it."""
 
     title: str
     columns: tuple[str, ...]
@@ -28,7 +28,7 @@ class Section:
     text: str
 
     def markdown(self) -> str:
-        """For the page."""
+        """The section as Markdown, for the page."""
         if not self.rows:
             return f"## {self.title}\n\nnot measured\n\n{self.text}"
         lines = [self.columns, ("---", *("---:",) * (len(self.columns) - 1)), *self.rows]
@@ -36,7 +36,7 @@ class Section:
         return f"## {self.title}\n\n{drawn}\n\n{self.text}"
 
     def table(self) -> Table:
-        """For people at a terminal."""
+        """The section as a table for a terminal."""
         shown = Table(*self.columns, title=self.title)
         for row in self.rows:
             shown.add_row(*row)
@@ -44,7 +44,7 @@ class Section:
 
 
 def sections(batch: Batch) -> list[Section]:
-    """A section for each measurement, whether it was made or not."""
+    """A section for each measurement, also for those that were not made."""
     return [
         Section(
             title="Recompute beside DuckDB",
@@ -80,7 +80,7 @@ def sections(batch: Batch) -> list[Section]:
 
 
 def tables(batch: Batch) -> list[Table]:
-    """What was measured."""
+    """The tables of the measurements that were made."""
     return [section.table() for section in sections(batch) if section.rows]
 
 
@@ -96,7 +96,7 @@ def _rivalry(rivalry: Rivalry) -> tuple[str, ...]:
 
 
 def _base(all_: Iterable[Restated], of: Restated) -> Restated:
-    """What a run is compared with: the shortest history in the same place."""
+    """The base of a comparison: the run with the shortest history in the same place."""
     return min((other for other in all_ if other.where == of.where), key=lambda other: other.multiple)
 
 

@@ -1,4 +1,4 @@
-"""A made-up lake for the benchmark of recompute: rows that nobody sent, written by the product's own writers.
+"""A made-up lake for the benchmark of recompute: invented rows, written by the product's own writers.
 
 Events and live rows come in micro-batches and are merged as the streaming jobs merge them; final slices have their
 headers, and the ledger its lines.
@@ -43,7 +43,7 @@ RECORDS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
-# Values that look random and are the same in every run; few series have most events.
+# The values look random but are the same in every run. A few series have most of the events.
 _EVENTS = """
 SELECT '{topic}' AS topic, n % {partitions} AS partition, n // {partitions} AS "offset",
   make_timestamptz((happened + 200) * 1000) AS arrival_time,
@@ -61,7 +61,7 @@ FROM range({from_ms}, {to_ms}, {size}) AS starts(start), range({keys}) AS keys(s
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """So many events, evenly over [from, to) of event time within one hour, landed in so many micro-batches."""
+    """Events that lie evenly in [from, to) of event time, within one hour, and are landed in some micro-batches."""
 
     from_ms: int
     to_ms: int
@@ -71,19 +71,19 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeLake:
-    """Where it is made, and the topic that it claims to come from."""
+    """The place of a made-up lake, and the topic that its rows seem to come from."""
 
     settings: Settings
     topic: TopicState
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """At the settings' lake, for the topic that their broker has."""
+        """Use the lake and the broker of the settings."""
         with admin(settings.kafka) as client:
             return cls(settings=settings, topic=require(client, [_SOURCE.name])[_SOURCE.name])
 
     def land(self, schema: pa.Schema, stretches: Iterable[Stretch]) -> int:
-        """Write events as `ingest` does; how many there are then in each partition."""
+        """Write events as `ingest` does. Return how many each partition has afterwards."""
         writer = TableWriter.open(self.settings.lake_root / _SOURCE.events_table, schema, "hour", epoch=1)
         partitions, total = self.topic.partitions, 0
         named = {"topic": _SOURCE.name, "partitions": partitions, "keys": KEYS}
@@ -120,13 +120,13 @@ class MadeLake:
                 writer.discard_stages()
 
     def make_final(self, slices: Sequence[Slice], *, keys: int, as_of_ms: int, end: int = 0) -> None:
-        """Publish slices, each with a window a second for so many keys; the ledger says so, too."""
+        """Publish slices, each with one window a second for each key, and add the lines of the ledger."""
         with writing(self.settings.lake_root, PIPELINE.recompute_job):
             final = FinalTable.open(self.settings.lake_root, PIPELINE)
             headers = [self.header(slice_, rows=WINDOWS * keys, as_of_ms=as_of_ms, end=end) for slice_ in slices]
             files = stage_windows(final, headers, keys)
             final.publish([Publication(header=h, files=(file,)) for h, file in zip(headers, files, strict=True)])
-            # As so many publishes would have left it: every 50th writes one.
+            # As many publishes would have left a checkpoint, since every 50th writes one.
             DeltaTable(str(final.path)).create_checkpoint()
             boundary = Boundary(topic_id=self.topic.topic_id, ends=self._ends(end))
             taken = Entry(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)
@@ -135,7 +135,7 @@ class MadeLake:
             Ledger.open(self.settings.lake_root, PIPELINE).append(lines, counted=counted)
 
     def header(self, slice_: Slice, *, rows: int, as_of_ms: int, end: int = 0, version: int = 1) -> Header:
-        """Of a final slice."""
+        """The header of a final slice."""
         return Header(
             slice=slice_.name,
             slice_seconds=PIPELINE.slice_seconds,
@@ -171,12 +171,12 @@ class MadeLake:
 
 
 def events_schema(spark: SparkSession) -> pa.Schema:
-    """The columns of `events` as ingest has them."""
+    """The columns of the table of events, as `ingest` writes them."""
     return arrow_schema(landed(spark.createDataFrame([], RECORDS), _SOURCE))
 
 
 def stage_windows(final: FinalTable, headers: Sequence[Header], keys: int) -> list[Folder]:
-    """The rows of slices, a file each, staged as Spark would: a window a second for so many keys."""
+    """Stage the rows of slices as Spark would, a file for each slice: one window a second for each key."""
     files, stage = [], final.new_stage()
     with _database() as database:
         for header in headers:
@@ -194,7 +194,7 @@ def _windows(from_ms: int, to_ms: int, keys: int) -> str:
 
 
 def _parts(stretch: Stretch, partitions: int) -> Iterator[tuple[int, int, int]]:
-    """Its micro-batches: from, to and how many events, as many in each partition of the topic."""
+    """Its micro-batches: from, to, and the number of events, which is the same for each partition of the topic."""
     step, each = (stretch.to_ms - stretch.from_ms) // stretch.batches, stretch.events // partitions
     for number in range(stretch.batches):
         from_ms = stretch.from_ms + number * step
@@ -211,7 +211,7 @@ def _database() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _rows(database: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> pa.Table:
-    """What a query gives, in a table's columns; those that it has not are null."""
+    """The result of a query with a table's columns. Columns that the query does not return are null."""
     made = database.sql(query).to_arrow_table()
     columns = [
         made.column(field.name).cast(field.type) if field.name in made.schema.names else pa.nulls(len(made), field.type)
@@ -234,7 +234,7 @@ def _signed(rows: pa.Table, values: dict[str, object]) -> pa.Table:
 
 
 def _write(rows: pa.Table, folder: Folder, drop: str | None = None) -> Folder:
-    """One file in the folder of a partition, whose column it does not have."""
+    """Write one file into the folder of a partition, without the column ``drop`` of the partition."""
     file = folder / f"{time.monotonic_ns()}.parquet"
     write(rows.drop_columns([drop]) if drop else rows, file)
     return file

@@ -1,6 +1,6 @@
-"""The yardstick of the benchmark: the same work as plain, well-tuned Spark jobs, without anything of Tideline.
+"""The yardstick of the benchmark: plain, well-tuned Spark jobs that do the same work, without any code of Tideline.
 
-Each job reads JSON or text from Kafka, does what ours does to it, appends to Delta and sends the rows on to Kafka.
+Each job reads JSON or text from Kafka, does the same work as ours, appends to Delta and sends the rows on to Kafka.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _MESSAGE_KEYS = {"rolling_sum": ("window_start", "key"), "word_count": ("window_
 
 
 def session(jars: Path, memory: str, logging: Path) -> SparkSession:
-    """Spark, tuned for two cores; each setting was measured."""
+    """A Spark session, tuned for two cores. Each setting was measured."""
     conf = {
         "spark.jars": ",".join(str(jar) for jar in sorted(jars.glob("*.jar"))),
         "spark.driver.memory": memory,
@@ -48,7 +48,7 @@ def session(jars: Path, memory: str, logging: Path) -> SparkSession:
 
 
 def drain(spark: SparkSession, workload: str, bootstrap: str, folder: Path) -> None:
-    """Read everything that is in the workload's topics and not read yet."""
+    """Read all records of the workload's topics that were not read yet."""
     start = {"ingest": _ingest, "rolling_sum": _rolling_sum, "word_count": _word_count}[workload]
     for query in start(spark, bootstrap, folder):
         query.awaitTermination()
@@ -59,7 +59,7 @@ def _read(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
         "kafka.bootstrap.servers": bootstrap,
         "subscribe": topic,
         "startingOffsets": "earliest",
-        # Only lines have a header that counts.
+        # Only `lines` has a header that the job needs.
         "includeHeaders": str(topic == "lines"),
         **_FETCH,
     }
@@ -144,7 +144,7 @@ def _append_and_send(name: str, bootstrap: str, topic: str, table: Path) -> Call
     message_key = F.to_json(F.array(*(F.col(column).cast("string") for column in _MESSAGE_KEYS[name])))
 
     def append_and_send(batch: DataFrame, batch_id: int) -> None:
-        # Written twice: without this the aggregation would run twice.
+        # The rows are written twice. Without `persist`, the aggregation would run twice.
         rows = batch.withColumn("as_of", F.current_timestamp()).persist()
         options = {"txnAppId": name, "txnVersion": str(batch_id)}
         rows.write.format("delta").mode("append").options(**options).save(str(table))

@@ -1,4 +1,4 @@
-"""What a benchmark found, for a terminal and for `docs/benchmarks.md`."""
+"""The results of a benchmark, for a terminal and for `docs/benchmarks.md`."""
 
 import os
 import platform
@@ -38,7 +38,7 @@ session; the median of {rounds} drains. Broker, driver and workers share the mac
 
 
 def table(results: Results) -> Table:
-    """For people at a terminal."""
+    """The drains as a table for a terminal."""
     shown = Table("workload", "records", "ours /s", "plain Spark /s", "ratio", title="drains")
     for race in results.races:
         shown.add_row(*_row(race))
@@ -46,7 +46,7 @@ def table(results: Results) -> Table:
 
 
 def freshness_line(freshness: Freshness) -> str:
-    """Produced → seen by a query, in one line."""
+    """The time from produced to seen by a query, in one line."""
     return (
         f"freshness: p50 {freshness.p50_seconds:.2f} s, p95 {freshness.p95_seconds:.2f} s, "
         f"p99 {freshness.p99_seconds:.2f} s of {freshness.samples} events ({freshness.lost} not seen); "
@@ -55,12 +55,12 @@ def freshness_line(freshness: Freshness) -> str:
 
 
 def batch_tables(results: Results) -> list[Table]:
-    """What was measured of recompute, a table each."""
+    """The results of the batch half, one table for each measurement."""
     return tables(results.batch or Batch())
 
 
 def scale_table(scaled: Sequence[Scaled]) -> Table:
-    """What more workers and partitions bring."""
+    """The throughput with more workers and partitions."""
     shown = Table("partitions", *(f"{workers} × 1 core, /s" for workers in WORKERS), "2 ÷ 1", title="scale")
     for row in _scale_rows(scaled):
         shown.add_row(*row)
@@ -77,12 +77,12 @@ def _scale_rows(scaled: Sequence[Scaled]) -> list[tuple[str, ...]]:
 
 
 def write_scale(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
-    """Replace its part of the page, and no other."""
+    """Replace only the part of the page about scale."""
     _replace(page, _SCALE_BEGIN, _SCALE_END, _scale_part(results, settings, rounds))
 
 
 def write_year(year: Year, results: Results, settings: Settings, page: Path = PAGE) -> None:
-    """Replace its part of the page, and no other."""
+    """Replace only the part of the page about the year."""
     where = _YEAR_WHERE.format(**_where(results, settings))
     _replace(page, bench_year_report.BEGIN, bench_year_report.END, bench_year_report.part(year, where))
 
@@ -96,7 +96,7 @@ def _replace(page: Path, begin: str, end: str, part: str) -> None:
 
 
 def _year_part(page: Path) -> str:
-    """As it is in a page: a whole run does not measure it."""
+    """The part about the year, as the page has it now: a run without the year keeps it."""
     begin, end = bench_year_report.BEGIN, bench_year_report.END
     _, begins, rest = (page.read_text() if page.exists() else "").partition(begin)
     kept, ends, _ = rest.partition(end)

@@ -1,7 +1,7 @@
 """`tideline bench`: our jobs against plain Spark ones, how fresh the live windows are, the batch half, and a year.
 
-Each workload gets a broker of its own, empty and on free ports. Two warm sessions, ours and the plain one, then drain
-the same new records in turns, so that whatever else the machine does hits both.
+Each workload gets its own broker, empty and on free ports. Two warm sessions, ours and the plain one, then drain
+the same new records in turns. So any other work on the machine slows down both.
 """
 
 import os
@@ -44,9 +44,9 @@ FRESHNESS = "freshness"
 SCALE = "scale"
 RACES = (INGEST, "rolling_sum", "word_count")
 EVERYTHING = (*RACES, FRESHNESS, SCALE, *BATCH)
-# A year takes longer than all of them: it is measured when it is asked for.
+# A year takes longer than all of them together, so it is measured only on request.
 CHOICES = (*EVERYTHING, YEAR)
-# Fewer records measure how a query starts rather than how it runs.
+# With fewer records, the start of a query would take most of the measured time.
 WHOLE_RECORDS = 1_000_000
 GOAL_RATIO = 0.9
 GOAL_P95_SECONDS = 2.0
@@ -57,7 +57,7 @@ _WARM_UP_SHARE = 0.2
 _FRESH_RATE = 1_000
 _FRESH_WARM_UP_SECONDS = 30
 _PROBES_PER_SECOND = 4
-# Asking more often would take the core that the stream needs.
+# More frequent queries would take the core that the stream needs.
 _POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 900
 
@@ -66,7 +66,7 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """One workload: the seconds of each measured drain, per side, of so many records."""
+    """One workload: the seconds of each measured drain of ``records`` records, per side."""
 
     workload: str
     records: int
@@ -78,13 +78,13 @@ class Race:
 
     @property
     def ratio(self) -> float:
-        """Ours ÷ plain."""
+        """Our throughput ÷ that of the plain jobs."""
         return self.per_second("ours") / self.per_second("plain")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Freshness:
-    """How long events took from being produced to being seen by a query."""
+    """The time from producing an event to seeing it in a query."""
 
     samples: int
     p50_seconds: float
@@ -95,7 +95,7 @@ class Freshness:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a run of the benchmark found, and how busy the machine was before it."""
+    """The results of a run of the benchmark, and the machine's load before and after it."""
 
     races: tuple[Race, ...]
     freshness: Freshness | None
@@ -109,7 +109,7 @@ class Results:
 def run(
     settings: Settings, *, records: int, rounds: int, only: tuple[str, ...], report: Report, days: int = DAYS
 ) -> Results:
-    """Measure; everything lies in a temporary folder and is gone afterwards."""
+    """Measure. All files are in temporary folders, which are removed afterwards."""
     unknown = sorted(set(only) - set(CHOICES))
     if unknown:
         raise Refusal(f"nothing to measure is called {', '.join(unknown)}: choose from {', '.join(CHOICES)}")
@@ -117,7 +117,7 @@ def run(
     races = tuple(_race(settings, name, records, rounds, report) for name in RACES if name in only)
     freshness = _freshness(settings, report) if FRESHNESS in only else None
     scaled = _scale(settings, records, rounds, report) if SCALE in only else ()
-    # Last: it starts Spark in this process.
+    # This comes after the races, since it starts Spark in this process.
     batch = _batch(settings, Sizes.of(records, rounds), only, report) if set(BATCH) & set(only) else None
     year = _year(settings, rounds, days, report) if YEAR in only else None
     load_after = os.getloadavg()[0]
@@ -185,7 +185,7 @@ def _place(
         home = Path(folder)
         with Broker(home=home, jars=settings.jars / "broker") as broker:
             kafka = KafkaSettings(bootstrap=broker.bootstrap)
-            # What a race compares, and nothing that the user's environment says otherwise.
+            # The user's settings of Kafka are left out, so that both sides of a race have the same.
             unset = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
             env = {**unset, **kafka.as_env(), "LAKE_ROOT": str(home / "lake"), "TIDELINE_JARS": str(settings.jars)}
             with admin(kafka) as client:
@@ -206,7 +206,7 @@ def _plain_outputs() -> list[Topic]:
 def _race(settings: Settings, workload: str, records: int, rounds: int, report: Report) -> Race:
     warm_up = max(int(records * _WARM_UP_SHARE), 1_000)
     total = _WARM_UPS * warm_up + rounds * records
-    # The newest event happens a minute ago: no side may drop one for being ahead of its arrival.
+    # The newest event happened a minute ago, so no side drops an event because it is ahead of its arrival.
     feed = _Feed(sources=_READS[workload], start_ms=int(time.time() * 1000) - total - 60_000)
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     with _place(settings, workload) as (kafka, env, home), ExitStack() as stack:
@@ -218,7 +218,7 @@ def _race(settings: Settings, workload: str, records: int, rounds: int, report: 
                 worker.drain()
         for number in range(rounds):
             feed.send(kafka, records)
-            # In turns: the first to drain meets a broker that still writes to disk.
+            # The sides take turns in going first, since the first drain meets a broker that still writes to disk.
             for side in SIDES if number % 2 == 0 else reversed(SIDES):
                 report(f"{workload}: {side} drains {records:,} records, {number + 1} of {rounds}")
                 seconds[side].append(workers[side].drain())
@@ -228,7 +228,7 @@ def _race(settings: Settings, workload: str, records: int, rounds: int, report: 
 
 @dataclass
 class _Feed:
-    """Records whose event times go on where the last ones ended, a millisecond each."""
+    """Sends records. Their event times continue after the last ones, one per millisecond."""
 
     sources: tuple[str, ...]
     start_ms: int
@@ -241,7 +241,7 @@ class _Feed:
 
 
 class _Worker:
-    """A side's process."""
+    """The process of one side."""
 
     def __init__(self, side: str, workload: str, env: dict[str, str], home: Path) -> None:
         self._log = home / f"{side}.log"
@@ -256,7 +256,7 @@ class _Worker:
         return self
 
     def drain(self) -> float:
-        """Let it drain; how long that took it."""
+        """Let the process drain, and return its seconds."""
         orders, answers = self._process.stdin, self._process.stdout
         if orders is None or answers is None:
             raise RuntimeError("the pipes to a side are missing")
@@ -354,7 +354,7 @@ def _await_windows(lake: Lake, driver: "subprocess.Popen[str]", log: Path) -> No
 
 
 def _probe(kafka: KafkaSettings, lake: Lake, driver: "subprocess.Popen[str]", log: Path, seconds: int) -> Freshness:
-    """Events of series that no other event has, at moments that fit no clock; each is looked for until it is seen."""
+    """Send events of unique series at random moments, and look for each of them until a query returns it."""
     sent: dict[str, float] = {}
     seen: dict[str, float] = {}
     done = threading.Event()

@@ -1,4 +1,4 @@
-"""What more workers and more partitions bring: the same drain on a standalone cluster of one or two workers."""
+"""The effect of more workers and partitions: the same drain on a standalone cluster of one or two workers."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _READY_SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled:
-    """Drains of so many records, by so many workers of one core each, from a topic of so many partitions."""
+    """Drains of some records from a topic with some partitions, by workers of one core each."""
 
     workers: int
     partitions: int
@@ -40,7 +40,7 @@ class Scaled:
 
 @contextmanager
 def cluster(settings: Settings, workers: int, home: Path) -> Iterator[dict[str, str]]:
-    """A master and its workers, one core each; the environment of a driver that uses them."""
+    """Run a master and its workers, one core each. Yield the environment of a driver that uses them."""
     port, page = free_ports(2)
     folder = home / f"cluster-{workers}"
     folder.mkdir()
@@ -51,7 +51,7 @@ def cluster(settings: Settings, workers: int, home: Path) -> Iterator[dict[str, 
         **fast_local_files(settings, everywhere=True),
     }
     (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in conf.items()))
-    # A worker guesses Scala's version from a file that PySpark's wheel does not have.
+    # Without this setting, a worker reads Scala's version from a file that PySpark's wheel does not have.
     version = {"SPARK_SCALA_VERSION": "2.13"}
     env = {**os.environ, **version, "SPARK_HOME": str(pyspark_folder()), "SPARK_LOCAL_IP": LOOPBACK}
     master = f"spark://{LOOPBACK}:{port}"

@@ -1,6 +1,6 @@
-"""One side of a race: a warm Spark session that drains a workload per line it reads, and answers how long it took.
+"""One side of a race: a warm Spark session that drains a workload for each line on stdin, and prints the seconds.
 
-Run by `local.bench.run` as `python -m local.bench.worker {ours,plain} WORKLOAD FOLDER`, settings in the environment.
+`local.bench.run` starts it as `python -m local.bench.worker {ours,plain} WORKLOAD FOLDER`, settings in the environment.
 """
 
 import sys
@@ -16,7 +16,7 @@ from local.bench import plain as bench_plain
 
 
 def _ours(workload: str, settings: Settings, folder: Path) -> Callable[[], None]:
-    # The jobs use and leave a session that is there: it stays warm, as the other side's does.
+    # The jobs use an existing session and leave it open. So it stays warm, like the session of the other side.
     session.build(settings, "race")
     if workload == INGEST:
         return lambda: ingest.run(settings, until_caught_up=True)
@@ -30,7 +30,7 @@ def _plain(workload: str, settings: Settings, folder: Path) -> Callable[[], None
 
 
 def main() -> None:
-    """Drain once per line on stdin."""
+    """Drain once for each line on stdin."""
     side, workload, folder = sys.argv[1:]
     drain = {"ours": _ours, "plain": _plain}[side](workload, Settings.from_env(), Path(folder))
     for _ in sys.stdin:

@@ -1,1 +1,1 @@
-"""What runs in the containers of `docker-compose.yml`, beside what runs everywhere."""
+"""The code that runs only in the containers of `docker-compose.yml`."""

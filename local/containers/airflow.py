@@ -24,19 +24,19 @@ from local.platform.process import kill, kill_session, terminate, wait_gone
 
 SECRETS = Path("/run/secrets")
 POOLS = {"tideline_recompute": "TIDELINE_RECOMPUTE_SLOTS", "tideline_account": "TIDELINE_ACCOUNT_SLOTS"}
-# Drivers are processes of this one's container: what ends it ends them.
+# Drivers are processes in the container of this component. When the container ends, they end too.
 HOLDS_DRIVERS = "scheduler"
 _DRIVERS_STOP_SECONDS = 45
 _COMPONENT_STOP_SECONDS = 15
-# A scheduler that fails at once does not take all of a processor.
+# With these pauses, a scheduler that fails at once does not use a whole core.
 _PAUSES_SECONDS = (1, 5, 15, 30)
 _WELL_SECONDS = 300
 _LOOK_SECONDS = 0.5
 
 
 def main(words: list[str]) -> int:
-    """Become the component."""
-    # A connection that nobody has set is none.
+    """Run the component, prepare the database (`init`), or run the demo (`demo`)."""
+    # An empty connection counts as not set.
     given = {name: value for name, value in os.environ.items() if value or not name.startswith("AIRFLOW_CONN_")}
     env = {**given, **from_secrets(SECRETS, given)}
     if words == ["init"]:
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
 
 
 def from_secrets(secrets: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Settings that hold a secret: none stands in the container's configuration, and no driver sees one."""
+    """The settings that hold a secret. No secret is in the container's configuration, and no driver sees one."""
     user, password = env["AIRFLOW_ADMIN_USER"], _read(secrets, "airflow_admin_password")
     database = f"airflow:{quote(_read(secrets, 'postgres_password'), safe='')}@{env['POSTGRES_ADDRESS']}/airflow"
     api = {"conn_type": "tideline_airflow", "host": env["AIRFLOW_API"], "login": user, "password": password}
@@ -77,7 +77,7 @@ def _prepare(env: Mapping[str, str]) -> int:
 
 
 def _demo(env: Mapping[str, str]) -> int:
-    """Started by `make compose-demo`, beside a platform that runs."""
+    """Run the demo against a running platform; `make compose-demo` starts it."""
     from rich.console import Console
 
     from jobs.query.lake import Lake
@@ -97,7 +97,7 @@ def hold(
     env: Mapping[str, str],
     living: Callable[[], Iterable[psutil.Process]] = psutil.process_iter,
 ) -> int:
-    """Run a component again whenever it ends; drivers go on. Asked to stop, it ends, and they do."""
+    """Run a component again whenever it ends; drivers go on. On a request to stop, end it and the drivers."""
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.append(number))
@@ -110,7 +110,7 @@ def hold(
         if not asked:
             failures = 0 if time.monotonic() - began > _WELL_SECONDS else failures + 1
             pause = _PAUSES_SECONDS[min(failures, len(_PAUSES_SECONDS)) - 1] if failures else 0
-            # Workers of one that was killed would go on with tasks that the next one starts again.
+            # If the component was killed, its workers would go on with tasks that the next one starts again.
             kill_session(component.pid, living())
             ended = f"{command[-1]} ended with {component.returncode}"
             print(f"{ended}: another starts in {pause} s, drivers go on", flush=True)

@@ -1,11 +1,11 @@
 #!/bin/sh
-# `docker compose` with this project's secrets: each is drawn once, unless `.env` or the environment sets it, and kept
-# in .tideline/compose.env, which only its owner can read.
+# `docker compose` with this project's secrets. Each secret is drawn once, unless `.env` or the environment sets it.
+# Drawn secrets are kept in .tideline/compose.env, which only its owner can read.
 set -eu
 cd "$(dirname "$0")/../.."
 drawn=.tideline/compose.env
 word() { od -An -tx1 -N "$1" /dev/urandom | tr -d ' \n'; }
-# Of a line NAME=value in a file: the last that is not empty, without quotes or a comment behind it.
+# The value of NAME=value in a file: the last value that is not empty, without quotes or a comment behind it.
 setting() {
     sed -n "s/\r\$//; s/^$1=//p" "$2" 2>/dev/null |
         sed -e "s/^'\([^']*\)'.*/\1/" -e t -e 's/^"\([^"]*\)".*/\1/' -e t -e 's/[[:space:]]#.*//' -e 's/[[:space:]]*$//' |
@@ -23,7 +23,7 @@ mkdir -p .tideline
     draw AIRFLOW_JWT_SECRET "$(word 32)"
     draw AIRFLOW_FERNET_KEY "$(head -c 32 /dev/urandom | base64 | tr '+/' '-_')"
 )
-# What counts of a setting: the environment before `.env` before what was drawn; a secret that is left empty is drawn.
+# The value of a setting: from the environment, else from `.env`, else the drawn one. An empty secret counts as not set.
 value() {
     found=$(printenv "$1" || true)
     [ -n "$found" ] || found=$(setting "$1" .env)

@@ -1,6 +1,6 @@
-"""Whether an Airflow component is well, by the API server's word: `python healthy.py scheduler`.
+"""Whether an Airflow component is healthy, as the API server reports it: `python healthy.py scheduler`.
 
-Standard library only: a check every few seconds must not cost what an import of Airflow costs.
+It uses the standard library only. It runs every few seconds, and an import of Airflow would cost too much.
 """
 
 import json
@@ -10,9 +10,9 @@ import urllib.request
 
 
 def main(component: str) -> int:
-    """0 if it is healthy."""
+    """Return 0 if the component is healthy, else 1."""
     try:
-        # A proxy that the host names to its containers knows no service.
+        # The host may give its containers a proxy, which cannot reach the services between them.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(f"{os.environ['AIRFLOW_API']}/api/v2/monitor/health", timeout=5) as answer:
             state = json.load(answer)[component]["status"]

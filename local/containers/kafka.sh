@@ -1,5 +1,5 @@
 #!/bin/sh
-# A broker that is a controller, too. Its folder is formatted once; what it is told comes with the environment:
+# A broker that is also a controller. Its folder is formatted once. Its settings come from the environment:
 # KAFKA_NODE, KAFKA_NODES ("1@kafka-1:9093,…"), KAFKA_CLUSTER_ID, KAFKA_EXTERNAL (host:port as seen from outside).
 set -eu
 home=/var/lib/kafka
@@ -36,7 +36,7 @@ rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
 logger.server.name = kafka.server.KafkaRaftServer
 logger.server.level = info
-# Each broker tries the others before they are there, many times a second.
+# Before the other brokers have started, each broker tries to reach them many times a second.
 logger.network.name = org.apache.kafka.clients.NetworkClient
 logger.network.level = error
 appender.console.type = Console

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Airflow's database. Its folder is made once, whole or not at all; its password is what the secret holds now.
+# Airflow's database. Its folder is made once, completely or not at all. Each start sets its password from the secret.
 set -eu
 if [ ! -d "$PGDATA" ]; then
     rm -rf "$PGDATA.new"
@@ -7,7 +7,7 @@ if [ ! -d "$PGDATA" ]; then
         --locale=C.UTF-8 "--pgdata=$PGDATA.new" >/dev/null
     echo 'host all all all scram-sha-256' >>"$PGDATA.new/pg_hba.conf"
     echo 'CREATE DATABASE airflow;' | postgres --single -D "$PGDATA.new" postgres >/dev/null
-    # Whether a statement failed this mode does not say; a database that is not there, it does.
+    # This mode does not report a failed statement. But it does report a missing database, so open the database once.
     postgres --single -D "$PGDATA.new" airflow </dev/null >/dev/null
     mv "$PGDATA.new" "$PGDATA"
 fi

@@ -1,1 +1,1 @@
-"""`tideline demo`: everything at once, until live windows are seen to turn final."""
+"""`tideline demo`: start everything, and show how live windows become final."""

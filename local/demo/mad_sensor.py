@@ -1,4 +1,4 @@
-"""`tideline demo --break`: a sensor goes mad; its slice is blocked, and everybody is told."""
+"""`tideline demo --break`: a sensor sends impossible readings, its slice is blocked, and an alert is sent."""
 
 import json
 import time
@@ -41,7 +41,7 @@ def run(stack: Stack, console: Console) -> None:
 
 
 def _send(kafka: KafkaSettings) -> Slice:
-    """All of them in one window, so in one slice."""
+    """Send all readings in one window, so in one slice."""
     now_ms = round(time.time() * 1000)
     producer = KafkaProducer(**client_options(kafka))
     try:
@@ -55,7 +55,7 @@ def _send(kafka: KafkaSettings) -> Slice:
 
 
 def _wait(stack: Stack, lake: Lake, slice_: Slice, tell: Any) -> Incident:
-    """Until the audit has judged the slice."""
+    """Wait until the audit has blocked the slice."""
     deadline, key = time.monotonic() + _SECONDS, blocked(FINAL, slice_.name)
     while time.monotonic() < deadline:
         for incident in Incidents.of(stack.settings.jobs.lake_root).still_open(key):
@@ -68,7 +68,7 @@ def _wait(stack: Stack, lake: Lake, slice_: Slice, tell: Any) -> Incident:
 
 
 def _is_told(stack: Stack, incident: Incident) -> bool:
-    """The message leaves when the task that found it has ended."""
+    """Whether the alert was sent. It is sent after the task that opened the incident has ended."""
     deadline = time.monotonic() + _TOLD_SECONDS
     while time.monotonic() < deadline:
         if any(now.told_opened for now in Incidents.of(stack.settings.jobs.lake_root).still_open(incident.key)):

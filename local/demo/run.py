@@ -1,4 +1,4 @@
-"""`tideline demo`: everything at once, fed with made-up traffic, until live windows are seen to turn final."""
+"""`tideline demo`: start everything, feed it with made-up traffic, and show how live windows become final."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -27,15 +27,15 @@ _PARSED_SECONDS = 120
 _TOPICS_SECONDS = 180
 _WINDOWS_SECONDS = 900
 _FINAL_SECONDS = 900
-# The slice in which the traffic began, not one of which there are only late events.
+# With this many events, a slice contains regular traffic, and not only late events.
 _FINAL_EVENTS = 500
 _RECENT = timedelta(minutes=10)
-# A window of a minute that fills right now began up to a minute ago, and its stream may be a little behind.
+# A current window of one minute began up to a minute ago, and its stream may be a little behind.
 _FRESH = timedelta(minutes=3)
 
 
 def run(stack: Stack, console: Console) -> None:
-    """Start what does not run yet, wait for windows, show them and where to go from here."""
+    """Start the parts that do not run yet, wait for windows, and show them, the addresses and the next commands."""
     with step(console, "Platform") as tell:
         stack.up(tell)
     with stack.airflow.api() as api:
@@ -69,7 +69,7 @@ def show(api: AirflowApi, lake: Lake, console: Console) -> None:
 
 @contextmanager
 def step(console: Console, title: str) -> Iterator[Report]:
-    """A spinner while it lasts, a line with the time it took when it is done."""
+    """Show a spinner during a step, and a line with its duration afterwards."""
     began = time.monotonic()
     with console.status(title) as status:
         yield lambda step: status.update(f"{title}: {step}")
@@ -95,7 +95,7 @@ def _provision(api: AirflowApi) -> None:
 
 
 def _start(api: AirflowApi) -> None:
-    """The streams run for as long as their DAG is not paused; traffic is sent by one run at a time."""
+    """Unpause the DAGs; a stream runs while its DAG is not paused. Start traffic, unless a run already sends it."""
     for job in STREAMS:
         api.unpause(dag_id_of(job))
     api.unpause(PIPELINES[FINAL].recompute_job)
@@ -117,7 +117,7 @@ def _wait_for_windows(api: AirflowApi, lake: Lake, tell: Report) -> None:
 
 
 def _fresh_windows(lake: Lake, name: str, began: datetime) -> int:
-    """How many windows are seen to fill; none while the stream has yet to make its table."""
+    """The number of windows that fill now; 0 before the stream has made its table."""
     since = (began - _FRESH).isoformat()
     sql = f"SELECT DISTINCT window_start FROM {name} WHERE window_start > TIMESTAMPTZ '{since}'"
     with suppress(Refusal):
@@ -126,7 +126,7 @@ def _fresh_windows(lake: Lake, name: str, began: datetime) -> int:
 
 
 def _wait_for_final(api: AirflowApi, lake: Lake, tell: Report) -> None:
-    """A slice is final a minute after its end, by its lateness, and a run later."""
+    """Wait for a final slice. It is over a minute after its end, by its allowed lateness, and final a run later."""
     began = datetime.now(UTC)
     deadline = time.monotonic() + _FINAL_SECONDS
     dag_id = PIPELINES[FINAL].recompute_job
@@ -142,7 +142,7 @@ def _wait_for_final(api: AirflowApi, lake: Lake, tell: Report) -> None:
 
 
 def _newest_final(lake: Lake, began: datetime) -> str | None:
-    """The newest final slice that holds traffic of the last minutes."""
+    """The newest final slice with traffic of the last minutes."""
     sql = f"""SELECT max(slice) AS slice FROM slices_{FINAL} WHERE state = 'final' AND events >= {_FINAL_EVENTS}
         AND slice_end > TIMESTAMPTZ '{(began - _RECENT).isoformat()}'"""
     with suppress(Refusal):
@@ -152,7 +152,7 @@ def _newest_final(lake: Lake, began: datetime) -> str | None:
 
 
 def _states(lake: Lake, since: datetime) -> dict[str, int]:
-    """How many slices of the last minutes there are in each state."""
+    """The number of slices of the last minutes in each state."""
     sql = f"""SELECT state, count(*) AS slices FROM slices_{FINAL}
         WHERE slice_end > TIMESTAMPTZ '{since.isoformat()}' GROUP BY state"""
     with suppress(Refusal):
@@ -161,7 +161,10 @@ def _states(lake: Lake, since: datetime) -> dict[str, int]:
 
 
 def _account(api: AirflowApi, lake: Lake, tell: Report) -> None:
-    """Now: its schedule begins with a run when it is switched on, and else comes in a quarter of an hour."""
+    """Account for the slice now. Unpausing the DAG starts a run; if it was already unpaused, trigger one.
+
+    Otherwise the next run would come up to a quarter of an hour later.
+    """
     dag_id, deadline = PIPELINES[FINAL].account_job, time.monotonic() + _FINAL_SECONDS
     already_on = not api.dags(dag_id)[dag_id]["is_paused"]
     api.unpause(dag_id)
@@ -179,7 +182,7 @@ def _account(api: AirflowApi, lake: Lake, tell: Report) -> None:
 
 
 def _start_the_rest(api: AirflowApi) -> None:
-    """What would only have made the first final windows wait longer."""
+    """Start the other batch DAGs. Earlier, they would only have delayed the first final windows."""
     for name in SHOWN:
         for dag_id in (PIPELINES[name].recompute_job, PIPELINES[name].account_job, PIPELINES[name].check_job):
             api.unpause(dag_id)
@@ -234,7 +237,7 @@ def _last_words(api: AirflowApi, dag_id: str, run_id: str) -> str:
 
 
 def _newest(lake: Lake, name: str) -> Table:
-    """The newest windows, as narrow as a terminal."""
+    """The newest windows, in a table that fits into a terminal."""
     pipeline = PIPELINES[name]
     columns = ", ".join((*pipeline.value_columns, "finality"))
     answer = lake.query(

@@ -1,1 +1,1 @@
-"""Java and its jars: found, fetched once, checked, and quick to start."""
+"""Java and its jars: find Java, fetch the jars once, check them, and make the start of Spark quick."""

@@ -1,7 +1,7 @@
-"""Spark's classes as Java's class data sharing keeps them: read from one file, instead of 300 jars at each start.
+"""An archive of Spark's classes for Java's class data sharing: one file is read at each start, instead of 300 jars.
 
-A start of Spark loads 20,000 classes, which is half of its processor time, and every driver pays it. The file is only
-ever an offer: a Java or a Spark of another kind does without, and says nothing.
+A start of Spark loads 20,000 classes, which takes half of its processor time, and every driver pays it. The file is
+optional: another version of Java or Spark silently ignores it.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _TIMEOUT_SECONDS = 300
 
 
 def prepare(folder: Path) -> bool:
-    """Make the archive of this Java and this Spark beside the jars, unless it is there; whether there is one now."""
+    """Make the archive for this Java and this Spark beside the jars, unless it exists. Return whether it exists now."""
     archive, made_for = class_archive(folder), _made_for()
     with one_at_a_time(folder / ".lock"):
         stamp = archive.with_suffix(".txt")
@@ -38,7 +38,7 @@ def prepare(folder: Path) -> bool:
 
 
 def _made_for() -> str:
-    """An archive holds for one Java and one class path, which is where pyspark is installed."""
+    """A digest of what an archive is valid for: one Java, and one class path, which is where pyspark is installed."""
     java = find_java()
     release = (java.home / "release").read_bytes() if (java.home / "release").exists() else b""
     lesson = Path(__file__).with_name("lesson.py").read_bytes()
@@ -47,7 +47,7 @@ def _made_for() -> str:
 
 
 def _record(folder: Path, archive: Path, work: Path) -> None:
-    """One driver does a bit of everything; its Java writes down at its end what it had loaded."""
+    """Run one driver that uses all parts of Spark that jobs use. Its Java writes the loaded classes when it ends."""
     java = find_java()
     environment = {
         **os.environ,
@@ -55,7 +55,7 @@ def _record(folder: Path, archive: Path, work: Path) -> None:
         "TIDELINE_JARS": str(folder),
         "SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={archive} -Xlog:disable",
     }
-    # Java outlives Python by the seconds that it writes: the end of their common output is the end of both.
+    # Java ends some seconds after Python, since it still writes. Both have ended when their common output ends.
     subprocess.run(
         [sys.executable, "-m", "local.jars.lesson", str(work)],
         cwd=PROJECT,

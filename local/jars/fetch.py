@@ -1,4 +1,4 @@
-"""The jars of `jars.toml`: fetched once, checked by sum, put in place file by file. Never resolved at submit time."""
+"""Fetch the jars of `jars.toml` once, check their sums, and place each file. Spark resolves no jars at submit time."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ _WAY_OUT = "check the network (proxy: JAVA_TOOL_OPTIONS), or set TIDELINE_MAVEN_
 
 @dataclass(frozen=True, kw_only=True)
 class Jar:
-    """One published file, its sum, and the set (`spark` or `broker`) whose class path it belongs to."""
+    """One published file, its sum, and its set: the class path that it belongs to (`spark`, `s3` or `broker`)."""
 
     set: str
     group: str
@@ -32,7 +32,7 @@ class Jar:
 
     @property
     def path(self) -> str:
-        """Where it lies below the folder of jars."""
+        """Its path below the folder of jars."""
         return f"{self.set}/{self.artifact}-{self.version}.jar"
 
 
@@ -43,12 +43,12 @@ def declared(declaration: Path = DECLARATION) -> tuple[Jar, ...]:
 
 
 def missing(folder: Path, jars: Sequence[Jar]) -> list[Jar]:
-    """The jars that are not there or are not what was declared."""
+    """The jars that are missing or differ from their declared sum."""
     return [jar for jar in jars if not _matches(folder / jar.path, jar)]
 
 
 def verify(folder: Path, jars: Sequence[Jar] | None = None) -> None:
-    """Refuse a folder that is not exactly what the declaration lists."""
+    """Refuse a folder unless it has exactly the declared jars."""
     jars = declared() if jars is None else jars
     wrong = [jar.path for jar in missing(folder, jars)] + [str(path) for path in _strangers(folder, jars)]
     if wrong:
@@ -56,7 +56,7 @@ def verify(folder: Path, jars: Sequence[Jar] | None = None) -> None:
 
 
 def fetch(folder: Path, jars: Sequence[Jar] | None = None, *, mirror: str | None = None) -> list[Jar]:
-    """Make the folder exactly what the declaration lists; the jars that had to be fetched."""
+    """Make the folder have exactly the declared jars. Return the jars that had to be fetched."""
     jars = declared() if jars is None else jars
     folder.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(folder / ".lock"):
@@ -71,7 +71,7 @@ def fetch(folder: Path, jars: Sequence[Jar] | None = None, *, mirror: str | None
 
 
 def ivy_module(jars: Sequence[Jar]) -> str:
-    """What Ivy is to fetch: every jar by name, nothing that follows from another."""
+    """The jars for Ivy to fetch: every jar by name, without the dependencies of jars."""
     sets = "".join(f"<conf name={quoteattr(name)}/>" for name in sorted({jar.set for jar in jars}))
     rows = "".join(
         f"<dependency org={quoteattr(jar.group)} name={quoteattr(jar.artifact)} rev={quoteattr(jar.version)} "
@@ -86,7 +86,7 @@ def ivy_module(jars: Sequence[Jar]) -> str:
 
 
 def ivy_settings(mirror: str | None) -> str:
-    """From where: Ivy's own default repository, or a mirror of it."""
+    """The place for Ivy to fetch from: its own default repository, or a mirror of it."""
     root = f" root={quoteattr(mirror)}" if mirror else ""
     return (
         '<ivysettings><settings defaultResolver="maven"/><resolvers>'
@@ -113,7 +113,7 @@ def _strangers(folder: Path, jars: Sequence[Jar]) -> list[Path]:
 def _download(work: Path, jars: Sequence[Jar], mirror: str | None) -> None:
     (work / "ivy.xml").write_text(ivy_module(jars))
     (work / "ivysettings.xml").write_text(ivy_settings(mirror))
-    # The cache is part of the work folder, so nothing of the user's own Ivy takes part.
+    # The cache is in the work folder, so the user's own Ivy cache is not used.
     places: list[str | Path] = [
         "-settings",
         work / "ivysettings.xml",

@@ -1,4 +1,4 @@
-"""The one Java that everything runs on: found, checked, and how to get it when it is not there."""
+"""Find and check the one Java that everything runs on. If it is missing, the refusal says how to get it."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class Java:
 
 
 def find_java(env: Mapping[str, str] | None = None) -> Java:
-    """The Java of `JAVA_HOME`, else of `PATH`; refused when it is missing or of another version."""
+    """The Java of `JAVA_HOME`, else of `PATH`. Refuse if it is missing or has an unsupported version."""
     env = os.environ if env is None else env
     named = env.get("JAVA_HOME")
     found = shutil.which(str(Path(named) / "bin" / "java")) if named else shutil.which("java", path=env.get("PATH", ""))

@@ -1,4 +1,4 @@
-"""A bit of everything that our jobs do with Spark, for the archive of classes to know them."""
+"""A driver that uses all parts of Spark that our jobs use, so that the archive contains their classes."""
 
 import sys
 from dataclasses import replace

@@ -21,19 +21,19 @@ from local.platform.ports import LOOPBACK
 from local.platform.process import Service
 from local.platform.settings import StackSettings
 
-# The command of each, and the name under which Airflow's health page knows it.
+# The command of each component, and its name on Airflow's health page.
 COMPONENTS = {
     "api-server": (("api-server",), "metadatabase"),
     "dag-processor": (("dag-processor",), "dag_processor"),
     # Its log server would listen on every address of the machine.
     "triggerer": (("triggerer", "--skip-serve-logs"), "triggerer"),
-    # Last: it hands out work at once, and a task that finds no API server fails.
+    # It starts last: it hands out work at once, and a task that finds no API server fails.
     "scheduler": (("scheduler",), "scheduler"),
 }
 _MIGRATE_SECONDS = 300
-# Batch jobs beside the streams: more of them at a time would only wait for each other.
+# The slots of batch jobs, which run beside the streams. More jobs at a time would only wait for each other.
 _POOLS = {"tideline_recompute": max(1, (os.cpu_count() or 2) // 2), "tideline_account": 1}
-# These say at INFO what they do with every request, file or function.
+# At INFO, these log every request, file or function.
 CHATTY = (
     "airflow.models.dag",
     "airflow.serialization.definitions.dag",
@@ -55,16 +55,16 @@ class Airflow:
 
     @property
     def folder(self) -> Path:
-        """AIRFLOW_HOME."""
+        """The folder of AIRFLOW_HOME."""
         return self.settings.home / "airflow"
 
     @property
     def database(self) -> Path:
-        """A file of SQLite."""
+        """The SQLite file of Airflow's database."""
         return self.folder / "airflow.db"
 
     def services(self) -> dict[str, Service]:
-        """The components by name, in the order they start."""
+        """The components by name, in the order of their start."""
         env = self.environment()
         return {
             name: Service(name=name, home=self.settings.home, command=airflow_command(*words), env=env)
@@ -72,7 +72,7 @@ class Airflow:
         }
 
     def prepare(self) -> None:
-        """Secrets, login and database, each made once; the database again when Airflow's version moved."""
+        """Make secrets, login and database once. Migrate the database again if Airflow's version or a pool changes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_private(self._passwords_file, json.dumps({self.settings.airflow_user: self.password()}))
         stamp, installed = self.folder / "migrated", f"{version('apache-airflow-core')}, pools {_POOLS}"
@@ -86,11 +86,11 @@ class Airflow:
         return AirflowApi(url=settings.airflow_url, username=settings.airflow_user, password=self.password())
 
     def password(self) -> str:
-        """The admin's password: the setting, else one that is drawn once."""
+        """The admin's password: the setting, else a password that is drawn once."""
         return self.settings.airflow_password or self._secrets()["password"]
 
     def environment(self) -> dict[str, str]:
-        """What every component and every task sees. Settings that are the same for all come with the environment."""
+        """The environment of every component and every task. It starts with the environment of the stack."""
         return {**self.env, **self._for_jobs(), **self._connections(), **self._configuration()}
 
     @property
@@ -114,7 +114,7 @@ class Airflow:
             "GX_ANALYTICS_ENABLED": "false",
             **{f"{pool.upper()}_POOL": pool for pool in _POOLS},
             "PYTHONUNBUFFERED": "1",
-            # Airflow's own, at every start of every component; not ours to mend.
+            # Airflow itself causes this warning at every start of every component. We cannot correct it.
             "PYTHONWARNINGS": "ignore:GitWildMatchPattern:DeprecationWarning",
         }
 
@@ -153,7 +153,7 @@ class Airflow:
             "api_auth": {"jwt_secret": drawn["jwt_secret"]},
             "database": {"sql_alchemy_conn": f"sqlite:///{self.database}"},
             "dag_processor": {"parsing_processes": 1, "print_stats_interval": 0},
-            # A dead task is noticed in one minute instead of five; so is one that died together with its scheduler.
+            # If a task is killed, Airflow notices it in one minute instead of five, also if its scheduler was killed.
             "scheduler": {"task_instance_heartbeat_timeout": 60, "orphaned_tasks_check_interval": 30},
             "logging": {
                 "base_log_folder": logs / "tasks",
@@ -198,19 +198,19 @@ class Airflow:
 
 
 def preparations(pools: Mapping[str, int | str]) -> Iterator[tuple[str, ...]]:
-    """The commands that make Airflow's database what this version needs, and give it the pools; harmless again."""
+    """The commands that migrate Airflow's database to this version and set its pools. They may run again."""
     yield airflow_command("db", "migrate")
     for pool, slots in pools.items():
         yield airflow_command("pools", "set", pool, str(slots), "Spark jobs of the batch")
 
 
 def airflow_command(*words: str) -> tuple[str, ...]:
-    """Airflow's command line, by this very Python."""
+    """A command of Airflow, run by this same Python."""
     return (sys.executable, "-m", "airflow", *words)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Readable by its owner only, from the first byte."""
+    """Write a file that only its owner can read, from the first byte on."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

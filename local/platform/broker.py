@@ -24,7 +24,7 @@ _RECORD_LIMIT_BYTES = 2 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Broker:
-    """One broker and its data, below `home`. The same object, or an equal one, finds it again after a crash."""
+    """One broker and its data, below `home`. After a crash, an equal object finds the broker again."""
 
     home: Path
     port: int = field(default_factory=free_port)
@@ -55,7 +55,7 @@ class Broker:
         return self.home / "broker"
 
     def start(self) -> Self:
-        """Start it on its data and wait until it answers; does nothing when it already does."""
+        """Start the broker on its data and wait until it answers. If it already answers, do nothing."""
         if self.running() and self.healthy():
             return self
         self.service.kill()
@@ -68,7 +68,7 @@ class Broker:
         return self
 
     def running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process runs."""
         return self.service.process() is not None
 
     def healthy(self) -> bool:
@@ -80,19 +80,19 @@ class Broker:
         return False
 
     def stop(self) -> None:
-        """An orderly shutdown; killed when that takes too long."""
+        """Shut the broker down in order; kill it if that takes too long."""
         self.service.stop(STOP_SECONDS)
 
     def kill(self) -> None:
-        """What a crash does: SIGKILL, no shutdown."""
+        """End the broker like a crash: SIGKILL, without a shutdown."""
         self.service.kill()
 
     def __enter__(self) -> Self:
-        """Start it."""
+        """Start the broker."""
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
+        """Stop the broker."""
         self.stop()
 
     def _java(self, *options: str) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class Broker:
             # After a crash the controller waits this long before it lets the same broker in again.
             "broker.session.timeout.ms": 4000,
             "broker.heartbeat.interval.ms": 500,
-            # The default buffer alone is larger than all of this heap's other needs.
+            # The default buffer alone would be larger than all other data on this heap.
             "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
             "num.network.threads": 2,
             "num.io.threads": 4,

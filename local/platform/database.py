@@ -23,15 +23,16 @@ from jobs.settings import environment, whole_number
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 24 * 3600.0
-# After the start of the scheduler: a platform that is up for an hour a day is cleaned, too, and no start is slower.
+# The first pass comes this long after the scheduler's start. So no start is slower, and a platform that runs only an
+# hour a day is cleaned too.
 FIRST_SECONDS = 600.0
-# A batch is a transaction, and others wait at most five seconds for SQLite.
+# Each batch is one transaction. It must be short, since other processes wait at most five seconds for SQLite.
 _BATCH_ROWS = 1000
-# Rows of runs, each with its tasks and what belongs to them.
+# Runs, their tasks, and the rows that belong to tasks.
 _OF_RUNS = ("dag_run", "task_instance", "task_instance_history", "xcom")
-# Those of triggers are left out: the trigger of a stream is as old as the stream, and its task would go with it.
+# The table of triggers is left out. A stream's trigger is as old as the stream, and its task would be deleted with it.
 _OTHERS = ("log", "job", "callback", "import_error", "revoked_token")
-# SQLite uses empty pages again: they cost nothing but disk.
+# SQLite uses empty pages again, so they cost only disk. From this size on, it is worth freeing them.
 _WORTH_BYTES = 100_000_000
 
 
@@ -43,7 +44,7 @@ class Cleaning:
     process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Start it when its time has come; it never waits."""
+        """Start the process when it is due, and log how the last one ended. Never wait for it."""
         if self.process is not None:
             if (code := self.process.poll()) is None:
                 return
@@ -51,7 +52,7 @@ class Cleaning:
             self.process = None
         if time.monotonic() >= self.next_at:
             self.next_at = time.monotonic() + EVERY_SECONDS
-            # It steps back behind what else runs on this machine.
+            # With `nice`, all other work on this machine goes first.
             self.process = subprocess.Popen(
                 ("nice", sys.executable, "-m", "local.platform.database"),
                 stdin=subprocess.DEVNULL,
@@ -60,14 +61,14 @@ class Cleaning:
 
 
 def commands(kept_days: int, now: datetime) -> Iterator[tuple[str, ...]]:
-    """What one pass runs.
+    """The commands of one pass.
 
-    A stream is one run for as long as it is not stopped, however old that is: runs of streams are left alone.
+    Runs of streams are kept: a stream is one run until it is stopped, however old that run is.
     """
     before = (now - timedelta(days=kept_days)).isoformat()
     streams = ",".join(map(dag_id_of, STREAMS))
-    # With names of DAGs Airflow fails on the table of deadlines, which has none, and goes on. So only the other command
-    # may fail, which cleans that table, too.
+    # If DAGs are named, Airflow fails on the table of deadlines, which has no DAG names, and goes on. So only the other
+    # command reports failures. It cleans the table of deadlines too.
     for tables, more in (
         (_OF_RUNS, ("--exclude-dag-ids", streams)),
         (_OTHERS, ("--error-on-cleanup-failure",)),
@@ -80,15 +81,15 @@ def commands(kept_days: int, now: datetime) -> Iterator[tuple[str, ...]]:
 
 
 def clean(env: Mapping[str, str]) -> int:
-    """One pass; what the worst of its commands ended with."""
+    """Run one pass, and return the highest exit code of its commands."""
     kept_days = whole_number(environment(env), "AIRFLOW_KEPT_DAYS", 30)
     return max(subprocess.run(one, env=env, check=False).returncode for one in commands(kept_days, datetime.now(UTC)))
 
 
 def shrink(database: Path) -> int:
-    """Give empty pages of a SQLite file back to the disk, if that is worth it; how many bytes.
+    """Give the empty pages of a SQLite file back to the disk, if that is worth it. Return the number of bytes.
 
-    Nothing else may run: for as long as it takes, it has the whole file for itself.
+    No other process may use the file, since this locks the whole file until it has finished.
     """
     if not database.is_file():
         return 0

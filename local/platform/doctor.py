@@ -1,4 +1,4 @@
-"""What must hold before anything is started: each check answers with what it found, or refuses with what to do."""
+"""The checks before a start. Each check returns its finding, or refuses with a text that says what to do."""
 
 import shutil
 import sys
@@ -37,7 +37,7 @@ def checks(settings: StackSettings) -> dict[str, Callable[[], str]]:
 
 
 def preflight(settings: StackSettings) -> None:
-    """Refuse what would fail later. Jars are left out: starting fetches them."""
+    """Run the checks, so that a start does not fail later. Jars are not checked, since a start fetches them."""
     for name, check in checks(settings).items():
         if name != "jars":
             check()
@@ -51,7 +51,7 @@ def _python() -> str:
 
 
 def _spark() -> str:
-    """Both packages write one folder, so unequal versions break each other; the jars tell which came last."""
+    """Compare versions: both packages write the same folder, and the jars show which one was installed last."""
     cores = sorted(jars.pyspark_folder().glob("jars/spark-core_2.13-*.jar"))
     jar = cores[0].stem.removeprefix("spark-core_2.13-") if len(cores) == 1 else f"{len(cores)} spark-core jars"
     full, client = version("pyspark"), version("pyspark-client")
@@ -79,7 +79,7 @@ def _disk(home: Path) -> str:
 
 
 def _lake(root: Folder) -> str:
-    """A bucket must be there; a folder is made by the first job."""
+    """Check that a bucket exists. A missing folder is fine, since the first job makes it."""
     if isinstance(root, Path):
         if root.exists():
             Documents.at(root / control_of("_doctor")).require_exclusive_create()

@@ -1,4 +1,4 @@
-"""Spark drivers as processes: which ones they are, and how they end in order."""
+"""Spark drivers as processes: find them, and end them in order."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from local.platform.process import terminate, wait_gone
 
 
 def is_driver(process: psutil.Process) -> bool:
-    """A Python process that runs our jobs: it knows how to stop in order."""
+    """Whether this is a Python process that runs our jobs. Such a process can stop in order."""
     with suppress(psutil.Error):
         words = process.cmdline()
         module = ("-m", "jobs") in pairwise(words)
@@ -22,14 +22,14 @@ def is_driver(process: psutil.Process) -> bool:
 
 
 def is_job(process: psutil.Process) -> bool:
-    """A driver, or the JVM below it."""
+    """Whether this is a driver, or the JVM below a driver."""
     with suppress(psutil.Error):
         return is_driver(process) or "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
     return False
 
 
 def end_drivers(living: Callable[[], Iterable[psutil.Process]], seconds: float) -> None:
-    """Each is asked once, and ends between two batches; whoever takes longer is left."""
+    """Ask each driver once to end, which it does between two batches. Drivers that take too long are left running."""
     asked: set[int] = set()
     deadline = time.monotonic() + seconds
     while drivers := [process for process in living() if is_driver(process)]:

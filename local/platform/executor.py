@@ -9,8 +9,8 @@ from airflow.executors.local_executor import LocalExecutor as AirflowLocalExecut
 
 from local.platform.database import Cleaning
 
-# Every task is a fork of a worker. What these import costs each task of a recompute seconds if it has to do so itself;
-# here it is done once, and shared.
+# Every task is a fork of a worker. If each task of a recompute imported these modules itself, it would take seconds.
+# They are imported once here, and shared.
 WARM = (
     "airflow.sdk.execution_time.task_runner",
     "jobs.finality.planning",
@@ -24,15 +24,15 @@ WARM = (
 )
 
 
-# The name stays: Airflow tells by it that this is no production.
+# The class keeps this name, because Airflow recognises by it that this is not a production setup.
 class LocalExecutor(AirflowLocalExecutor):
-    """Runs tasks as processes of the scheduler; their logs are read from the folder, also while they run."""
+    """Runs tasks as processes of the scheduler. Their logs are read from the folder, also while they run."""
 
     serve_logs = False
 
     def start(self) -> None:
-        """Import before the workers are forked."""
-        # Some of them say at import what nobody needs to know.
+        """Import the modules before the workers are forked."""
+        # Some modules log unimportant messages at import.
         logging.getLogger("great_expectations").setLevel(logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -42,10 +42,13 @@ class LocalExecutor(AirflowLocalExecutor):
         self._cleaning = Cleaning()
 
     def sync(self) -> None:
-        """Called by the scheduler every second or so, here in its own process, which may use the database."""
+        """Start the cleaning when it is due. The scheduler calls this about every second in its own process.
+
+        That process, unlike tasks, may use the database.
+        """
         super().sync()
         self._cleaning.look()
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
-        """Nothing beyond the file; a source is named, or Airflow would ask the log server."""
+        """Add nothing to the log file. A source is named, since Airflow would otherwise ask the log server."""
         return ["this machine"], []

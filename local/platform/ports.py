@@ -1,4 +1,4 @@
-"""Ports of this machine: a free one, and who holds a taken one."""
+"""Ports of this machine: find a free port, and the process that holds a taken one."""
 
 import socket
 from contextlib import suppress
@@ -9,14 +9,14 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port on which no process listens."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def free_ports(count: int) -> list[int]:
-    """Several, each another one."""
+    """Several different free ports."""
     found: set[int] = set()
     while len(found) < count:
         found.add(free_port())
@@ -36,14 +36,14 @@ def is_free(port: int) -> bool:
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens there."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def holder(port: int) -> str:
-    """Who listens there, as far as this user may know."""
+    """The process that listens there, as far as this user may see it."""
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:

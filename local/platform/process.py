@@ -1,7 +1,7 @@
-"""A process of the stack: started in a session of its own, known again by its pid file, ended with all its kin.
+"""A process of the stack: started in its own session, found again by its pid file, ended with its whole session.
 
-Every process carries `TIDELINE_STACK=<home>` in its environment and hands it on, so that nothing it starts is ever
-out of reach, also after a crash.
+Every process has `TIDELINE_STACK=<home>` in its environment, and its children inherit it. So every process of the
+stack can be found, also after a crash.
 """
 
 import json
@@ -19,13 +19,13 @@ from jobs.refusal import Refusal
 
 MARKER = "TIDELINE_STACK"
 _LOG_LIMIT_BYTES = 20_000_000
-# Two readings of one process's start differ by the clock's corrections in between.
+# If the clock is corrected, two readings of the start of one process differ a little.
 _SAME_START_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What to run. Its pid file and its log lie in the stack's home."""
+    """A command to run as a process. Its pid file and its log are in the stack's home."""
 
     name: str
     home: Path
@@ -34,7 +34,7 @@ class Service:
 
     @property
     def log(self) -> Path:
-        """Everything it says on stdout and stderr."""
+        """The file with everything that it writes to stdout and stderr."""
         return self.home / "logs" / f"{self.name}.log"
 
     @property
@@ -42,7 +42,7 @@ class Service:
         return self.home / "run" / f"{self.name}.pid"
 
     def start(self) -> None:
-        """Start it, detached from this process; what an earlier crash left of it is ended first."""
+        """Start it, detached from this process. Processes that an earlier crash left are killed first."""
         self.kill()
         for folder in (self.log.parent, self._pid_file.parent):
             folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class Service:
             self.log.replace(self.log.with_suffix(".log.1"))
         output = (os.POSIX_SPAWN_OPEN, 1, self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), output, (os.POSIX_SPAWN_DUP2, 1, 2)]
-        # Airflow's processes rename themselves, by default over their environment and so over the mark.
+        # Airflow's processes rename themselves. By default they would overwrite their environment, and so the mark.
         env = {**self.env, MARKER: str(self.home), "SPT_NOENV": "1"}
         pid = os.posix_spawnp(self.command[0], self.command, env, setsid=True, file_actions=files)
         record = {"pid": pid, "started": psutil.Process(pid).create_time()}
@@ -58,7 +58,7 @@ class Service:
         self._pid_file.with_suffix(".new").replace(self._pid_file)
 
     def process(self) -> psutil.Process | None:
-        """The living process of the pid file; a stale file and a recycled pid count as none."""
+        """The running process of the pid file; none if the file is stale or the pid belongs to another process."""
         record = self._record()
         if record is None:
             return None
@@ -69,12 +69,12 @@ class Service:
         return None
 
     def session(self) -> int | None:
-        """The pid it was last started with, which its children keep as their session when it is gone."""
+        """The pid of its last start. Its children keep this pid as their session after the process has ended."""
         record = self._record()
         return record["pid"] if record else None
 
     def stop(self, grace_seconds: float) -> None:
-        """Ask it to end, wait, then kill what is left of its session."""
+        """Ask it to end, wait, then kill the rest of its session."""
         process = self.process()
         if process:
             terminate([process])
@@ -82,7 +82,7 @@ class Service:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to it and to everything of its session; returns when they are gone."""
+        """Send SIGKILL to its whole session, and return when all of these processes are gone."""
         if session := self.session():
             kill_session(session, marked(self.home))
         self._pid_file.unlink(missing_ok=True)
@@ -111,20 +111,20 @@ class Service:
 
 
 def marked(home: Path) -> list[psutil.Process]:
-    """Every living process of this stack, whoever started it, except this one and its parents."""
+    """Every running process of this stack, however it was started, except this process and its parents."""
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     return [process for process in psutil.process_iter() if process.pid not in own and _bears(process, home)]
 
 
 def terminate(processes: Iterable[psutil.Process]) -> None:
-    """SIGTERM: please end."""
+    """Send SIGTERM, a request to end."""
     for process in processes:
         with suppress(psutil.Error):
             process.send_signal(signal.SIGTERM)
 
 
 def kill(processes: Collection[psutil.Process]) -> None:
-    """SIGKILL, and wait until they are gone."""
+    """Send SIGKILL, and wait until the processes are gone."""
     for process in processes:
         with suppress(psutil.Error):
             process.send_signal(signal.SIGKILL)
@@ -132,17 +132,17 @@ def kill(processes: Collection[psutil.Process]) -> None:
 
 
 def kill_session(session: int, living: Iterable[psutil.Process]) -> None:
-    """SIGKILL to those of a session, also when its leader is gone."""
+    """Send SIGKILL to the processes of a session, also if its leader has ended."""
     kill([process for process in living if session_of(process) == session])
 
 
 def wait_gone(processes: Collection[psutil.Process], seconds: float) -> bool:
-    """Whether all of them ended in time; children of this process are reaped."""
+    """Whether all of them ended in time. Children of this process are reaped."""
     return not psutil.wait_procs(processes, timeout=seconds)[1]
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; one that nobody has reaped yet does not."""
+    """Whether it runs. A process that has ended but is not yet reaped does not count."""
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
@@ -153,7 +153,7 @@ def _bears(process: psutil.Process, home: Path) -> bool:
 
 
 def session_of(process: psutil.Process) -> int | None:
-    """The pid of the service it was started under; none if it has just ended."""
+    """The pid of the service that it belongs to; none if it has just ended."""
     with suppress(OSError):
         return os.getsid(process.pid)
     return None

@@ -10,7 +10,7 @@ from local.platform.stack import PartState, Stack
 
 
 def addresses(stack: Stack) -> Table:
-    """Where to go now."""
+    """The addresses of the stack: Airflow, Kafka, the lake and the logs."""
     settings = stack.settings
     table = Table.grid(padding=(0, 2))
     table.add_row("Airflow", f"{settings.airflow_url}  login {settings.airflow_user} / {stack.airflow.password()}")
@@ -37,7 +37,7 @@ def status_table(parts: Sequence[PartState]) -> Table:
 
 
 def as_rows(parts: Sequence[PartState]) -> list[dict[str, Any]]:
-    """The same for programs."""
+    """The same rows for programs."""
     return [vars(part) | {"started": part.started and part.started.isoformat()} for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""Where the embedded stack lives and how large it may be. Every setting is explained in `.env.example`."""
+"""The folders, ports and sizes of the embedded stack. Every setting is explained in `.env.example`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from jobs.settings import PROJECT, Settings, environment, whole_number
 from local.platform.ports import LOOPBACK
 
 _OWN_ADDRESSES = (LOOPBACK, "localhost")
-# Where alerts go: Airflow reads connections from its environment, and not from `.env`.
+# The connections for alerts. Airflow reads connections from its environment, and not from `.env`.
 _ALERTS = ("AIRFLOW_CONN_TIDELINE_SMTP", "AIRFLOW_CONN_TIDELINE_APPRISE")
 
 
@@ -32,7 +32,7 @@ class StackSettings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
-        """The settings of the process; `.env` in the project's folder fills in what the environment leaves open."""
+        """The settings of the process. `.env` in the project's folder adds those that the environment does not set."""
         env = environment(env)
         jobs = Settings.from_env(env)
         kafka_port = _own_port(jobs.kafka.bootstrap)
@@ -52,11 +52,11 @@ class StackSettings:
 
     @property
     def airflow_url(self) -> str:
-        """Where Airflow's pages and its API are."""
+        """The address of Airflow's pages and its API."""
         return f"http://{LOOPBACK}:{self.airflow_port}"
 
     def ports(self) -> dict[str, int]:
-        """Every port that the stack listens on, by what for."""
+        """Every port that the stack listens on, by the name of its setting."""
         return {
             "KAFKA_BOOTSTRAP": self.kafka_port,
             "KAFKA_CONTROLLER_PORT": self.kafka_controller_port,
@@ -72,7 +72,7 @@ def _port(env: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _own_port(bootstrap: str) -> int:
-    """The broker of the stack listens where the jobs are told to connect, so the two never differ."""
+    """The broker's port, from the address that jobs connect to. So the two never differ."""
     host, _, port = bootstrap.rpartition(":")
     if host not in _OWN_ADDRESSES or not port.isdecimal():
         raise Refusal(

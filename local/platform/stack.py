@@ -1,4 +1,4 @@
-"""The whole stack: started in order, each part checked, healed after a crash, and ended without a trace."""
+"""The whole stack: start it in order, check each part, repair it after a crash, and end all its processes."""
 
 import os
 import shutil
@@ -28,11 +28,11 @@ from local.platform.settings import StackSettings
 
 JOBS = "jobs"
 _START_SECONDS = 180
-# A component that lives but does not beat for this long hangs, and is replaced.
+# A component that runs but sends no heartbeat for this long hangs, and is replaced.
 _HANG_SECONDS = 30
 _DRIVERS_STOP_SECONDS = 45
 _SCHEDULER_STOP_SECONDS = 15
-# Nothing of theirs is lost by a kill; the triggerer alone would take ten seconds.
+# The components lose nothing when they are killed, and the triggerer alone would take ten seconds to end.
 _COMPONENTS_STOP_SECONDS = 5
 _OWN_FOLDERS = ("lake", "broker", "airflow", "logs", "run")
 
@@ -41,7 +41,7 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class PartState:
-    """One row of `tideline status`. Memory is PSS: shared pages count once over all processes."""
+    """One row of `tideline status`. Memory is PSS: pages that processes share are counted only once."""
 
     name: str
     state: str
@@ -52,7 +52,7 @@ class PartState:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong with it; no jobs is not wrong."""
+        """Whether nothing is wrong with it. It is not wrong if no job runs."""
         return self.name == JOBS or self.state == "healthy"
 
 
@@ -82,7 +82,7 @@ class Stack:
         return Airflow(settings=self.settings, java=find_java(self.env), env=self.env)
 
     def up(self, report: Report = lambda step: None) -> None:
-        """Start what does not run, replace what hangs; harmless when all is well."""
+        """Start the parts that do not run, and replace those that hang. If all is well, nothing changes."""
         doctor.preflight(self.settings)
         with one_at_a_time(self._lock):
             kill(self._strays())
@@ -97,7 +97,7 @@ class Stack:
             self._start_components(report)
 
     def down(self, report: Report = lambda step: None) -> int:
-        """End everything, politely first; how many had to be killed."""
+        """End everything, in order first. Return the number of processes that had to be killed."""
         with one_at_a_time(self._lock):
             report("Spark drivers and the scheduler")
             self._stop_work()
@@ -110,7 +110,7 @@ class Stack:
             return len(left)
 
     def status(self) -> list[PartState]:
-        """Every part, whether it lives, and what it takes."""
+        """Every part, with its state, its processes and its memory."""
         members = self._members()
         health = self._health()
         return [self._state(name, members.get(name, []), health) for name in (*self._names(), JOBS)]
@@ -125,7 +125,7 @@ class Stack:
             yield api if api.health() else None
 
     def clean(self) -> list[Path]:
-        """Delete data, logs and Airflow's database; jars stay. Refused while something runs."""
+        """Delete data, logs and Airflow's database, but not the jars. Refused while something runs."""
         if marked(self.settings.home):
             raise Refusal("the platform runs: `tideline down` first")
         found = [folder for name in _OWN_FOLDERS if (folder := self.settings.home / name).exists()]
@@ -141,7 +141,7 @@ class Stack:
         return ("broker", *COMPONENTS)
 
     def _service(self, name: str) -> Service:
-        """A part by its name; enough to find it and to end it, also where Java is gone by now."""
+        """A part by its name, without its command. It can be found and ended, also if Java was removed."""
         return Service(name=name, home=self.settings.home, command=())
 
     def _start_components(self, report: Report) -> None:
@@ -174,7 +174,7 @@ class Stack:
             return api.beats_since(COMPONENTS[name][1], datetime.fromtimestamp(process.create_time(), UTC))
 
     def _stop_work(self) -> None:
-        """The scheduler stops handing out work and waits for what runs; drivers end between two batches."""
+        """Stop the scheduler, which waits for running tasks, and the drivers, which end between two batches."""
         scheduler = self._service("scheduler").process()
         terminate([scheduler] if scheduler else [])
         end_drivers(lambda: marked(self.settings.home), _DRIVERS_STOP_SECONDS)
@@ -189,7 +189,7 @@ class Stack:
             service.kill()
 
     def _strays(self) -> list[psutil.Process]:
-        """What bears the mark and belongs to no part, as when a pid file was lost; Spark drivers may stand alone."""
+        """Processes of the stack that belong to no part, e.g. after a pid file was lost. Jobs are not included."""
         sessions = {self._service(name).session() for name in self._names()}
         return [p for p in marked(self.settings.home) if session_of(p) not in sessions and not is_job(p)]
 
@@ -203,7 +203,7 @@ class Stack:
         return members
 
     def _health(self) -> dict[str, str]:
-        """What Airflow says of its parts."""
+        """The health of Airflow's parts, as Airflow reports it."""
         if self._service("api-server").process() is None:
             return {}
         with self.airflow.api() as api:

@@ -1,1 +1,1 @@
-"""`tideline soak`: a platform that runs for long; does it keep up?"""
+"""`tideline soak`: run a platform for a long time, and check that it keeps up."""

@@ -1,6 +1,6 @@
-"""The disk of a soak: one with a quota for its lake, what lies on it, what was freed, and whether its use is flat.
+"""The disk of a soak: a quota for its lake, the use of the disk, the freed bytes, and whether the use stays flat.
 
-Rows that the tables refer to grow with the traffic, as they must. All else in the lake is judged: replaced files, logs
+Rows that the tables refer to must grow with the traffic. All other files of the lake are judged: replaced files, logs
 of tables, checkpoints, documents, pages and run folders.
 """
 
@@ -17,14 +17,15 @@ from deltalake import DeltaTable
 from jobs.lake.delta.reading import files_with_sizes
 from jobs.refusal import Refusal
 
-# Until then files are kept that were replaced since the start, and merges have not met each other yet.
+# Before this minute, all files that were replaced since the start are still kept, and merges have not yet overlapped.
 FLAT_FROM_MINUTE = 20.0
-# So much more than before may be used in the second half of the time since then: use is a saw.
+# In the second half of the time since then, the use may be higher by this factor: it rises and falls like a saw.
 FLAT_RATIO = 1.1
 PARTS = ("lake", "broker", "airflow", "logs")
 _FREED = re.compile(r"freed (\d+) bytes of (\w+): (\d+) files")
 _SHORT_LIVED = {
-    # Of six hours nothing would be seen in one. An account takes minutes on a small machine, and reads one version.
+    # With the default of six hours, a soak of one hour would show nothing. It must not be much shorter than this: an
+    # account takes minutes on a small machine, and reads one version.
     "REPLACED_FILES_KEPT_MINUTES": "10",
     "LIVE_KEPT_SECONDS": "600",
 }
@@ -32,7 +33,7 @@ _SHORT_LIVED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What lies on the disk at a moment: bytes and files of each part, and the bytes that the tables refer to."""
+    """The use of the disk at a moment: bytes and files of each part, and the bytes that the tables refer to."""
 
     bytes: Mapping[str, int]
     files: Mapping[str, int]
@@ -40,13 +41,13 @@ class Use:
 
     @property
     def besides_bytes(self) -> int:
-        """What the lake takes without the rows that its tables have now."""
+        """The bytes of the lake without the rows that its tables have now."""
         return self.bytes["lake"] - self.rows_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Freed:
-    """What the writers of tables say that they have deleted."""
+    """The bytes and files that the writers of tables have deleted, by their logs."""
 
     bytes: int = 0
     files: int = 0
@@ -54,14 +55,14 @@ class Freed:
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """What was seen of the disk: (minute, use) in order. Without a quota it is only shown."""
+    """The measured uses of the disk: (minute, use) in order. Without a quota they are shown, but not judged."""
 
     uses: Sequence[tuple[float, Use]]
     freed: Freed
     quota_bytes: int | None = None
 
     def unmet(self) -> Iterator[str]:
-        """Which promises were broken."""
+        """The goals that were missed, a sentence each."""
         if self.quota_bytes is None:
             return
         wanted = self.freed.bytes + self.uses[-1][1].bytes["lake"]
@@ -78,7 +79,7 @@ class Disk:
             )
 
     def _highest(self) -> tuple[int, int]:
-        """The most that was taken beside rows, in both halves of the time that is judged; 0 if there are none."""
+        """The highest use beside rows, in each half of the judged time; 0 if there are fewer than two uses."""
         since = [(minute, use.besides_bytes) for minute, use in self.uses if minute >= FLAT_FROM_MINUTE]
         if len(since) < 2:
             return 0, 0
@@ -87,7 +88,7 @@ class Disk:
         return max(before), max(after)
 
     def sentences(self) -> Iterator[str]:
-        """What was seen, for a terminal."""
+        """The findings as sentences for a terminal."""
         end = self.uses[-1][1]
         parts = ", ".join(f"{part} {_mb(end.bytes[part])} in {end.files[part]:,} files" for part in PARTS)
         yield f"disk at the end: {parts}; {_mb(end.rows_bytes)} of the lake are rows that its tables have"
@@ -99,13 +100,13 @@ class Disk:
 
 
 def environment_of(quota_mb: int | None) -> dict[str, str]:
-    """The settings of a soak on a small disk; those that the user has set go before them."""
+    """The settings of a soak on a small disk. Settings of the user take precedence."""
     return {**_SHORT_LIVED, "LAKE_RESERVE_MB": str(max(quota_mb // 20, 1))} if quota_mb else {}
 
 
 @contextmanager
 def disk_of(folder: Path, quota_mb: int | None) -> Iterator[None]:
-    """Make a folder a disk of so many megabytes; without a quota it is as it is."""
+    """Mount a disk of this many megabytes at a folder. Without a quota, do nothing."""
     if quota_mb is None:
         yield
         return
@@ -126,7 +127,7 @@ def _run(*command: str) -> None:
 
 
 def look(home: Path, tables: Iterable[str]) -> Use:
-    """What lies below the home of a platform now; ``tables``: their folders in its lake."""
+    """Measure the disk use below the home of a platform. ``tables`` are the tables' folders in its lake."""
     sizes = {part: list(_sizes(home / part)) for part in PARTS}
     return Use(
         bytes={part: sum(found) for part, found in sizes.items()},
@@ -136,7 +137,7 @@ def look(home: Path, tables: Iterable[str]) -> Use:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """What files take on their disk. They come and go meanwhile."""
+    """The sizes of files on the disk. Files may appear and vanish during the search."""
     with suppress(FileNotFoundError, NotADirectoryError):
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
@@ -153,7 +154,7 @@ def _rows_bytes(table: Path) -> int:
 
 
 def freed(logs: Path) -> Freed:
-    """All that drivers and tasks have said so far."""
+    """The sum of all deletions in the logs of drivers and tasks so far."""
     found = [match for file in logs.rglob("*.log") for match in _FREED.finditer(file.read_text(errors="replace"))]
     return Freed(bytes=sum(int(match[1]) for match in found), files=sum(int(match[3]) for match in found))
 

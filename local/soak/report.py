@@ -1,4 +1,4 @@
-"""What a soak has seen, for a terminal."""
+"""The results of a soak, for a terminal."""
 
 from collections.abc import Iterator
 from statistics import mean, median
@@ -10,13 +10,13 @@ from local.soak.samples import ALLOWED_SECONDS, FINAL_SECONDS, Sample, Soaked
 
 
 def tables(soaked: Soaked) -> list[Table]:
-    """The tide lines, what runs took, and all of it minute by minute."""
+    """Tables of the tide lines, of the runs' durations, of each minute, and of the disk."""
     disk = [_disk(soaked.disk)] if soaked.disk else []
     return [_lines(soaked), _runs(soaked), _minutes(soaked), *disk]
 
 
 def verdict(soaked: Soaked) -> Iterator[str]:
-    """What it took, what went wrong, and whether the promise holds."""
+    """Sentences about resources and faults, and whether the goals were met."""
     samples, faults = soaked.samples, soaked.faults
     machine, memory = mean(s.machine_cores for s in samples), max(s.memory_bytes for s in samples)
     yield (
@@ -67,7 +67,7 @@ def _minutes(soaked: Soaked) -> Table:
 
 
 def _disk(disk: Disk) -> Table:
-    """What lay on the disk, about once a minute."""
+    """The use of the disk, about once a minute."""
     shown = Table("minute", "rows, MB", "besides rows, MB", title="disk")
     for part in PARTS:
         shown.add_column(f"{part}, MB", justify="right")

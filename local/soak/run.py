@@ -1,7 +1,7 @@
-"""`tideline soak`: three pipelines, fed, streamed and recomputed at once, on a platform of its own; does it keep up?
+"""`tideline soak`: check that a platform keeps up with three pipelines that are fed, streamed and recomputed at once.
 
-Every few seconds it looks at how old each tide line is and what the platform takes. At the end nothing may have been in
-another's way: the streams append all the while slices are published.
+The soak starts its own platform. Every few seconds, it measures the age of each tide line and the platform's resources.
+At the end, no writer may have hindered another: the streams append while slices are published.
 """
 
 import os
@@ -39,7 +39,7 @@ from local.soak import disk as soak_disk
 from local.soak.samples import Faults, Sample, Soaked, conflicts
 
 _SAMPLE_SECONDS = 10.0
-# Memory is asked of every process page by page, and the disk file by file: that takes a core's time.
+# Memory is measured page by page for every process, and the disk file by file. It keeps a core busy, so it is rare.
 _SAMPLES_PER_MEMORY = 6
 _UPKEEP = "upkeep"
 _SAMPLES_PER_UPKEEP = 60
@@ -47,10 +47,10 @@ _START_SECONDS = 600.0
 
 
 class CpuMeter:
-    """The CPU time of processes that come and go: what a child took is its parent's once it has ended."""
+    """Measures the CPU time of processes that come and go. An ended child's time is added to its parent's."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Start without a measurement."""
         self._last: dict[int, tuple[float, int]] = {}
 
     def seconds_since(self, processes: Iterable[psutil.Process]) -> float:
@@ -59,16 +59,16 @@ class CpuMeter:
         for process in processes:
             with suppress(psutil.Error):
                 now[process.pid] = (sum(process.cpu_times()[:4]), process.ppid())
-        # What an ended process had taken is now in its parent's count; that of an orphan is in none.
+        # The time of an ended process is now in its parent's count. The time of an ended orphan is in no count.
         before = sum(took for pid, (took, parent) in self._last.items() if pid in now or parent in now)
         self._last = now
         return max(sum(took for took, _ in now.values()) - before, 0.0)
 
 
 def run(minutes: float, report: Report, quota_mb: int | None = None) -> Soaked:
-    """Soak; the platform is gone afterwards, and so is its folder unless something was wrong.
+    """Run a soak. The platform is removed afterwards, and also its folder, unless something was wrong.
 
-    ``quota_mb``: how large the disk of the lake is, which then is gone, too.
+    ``quota_mb``: the size of a disk for the lake. That disk is always removed afterwards.
     """
     home = Path(tempfile.mkdtemp(prefix="tideline-soak-"))
     with soak_disk.disk_of(home / "lake", quota_mb):
@@ -77,7 +77,7 @@ def run(minutes: float, report: Report, quota_mb: int | None = None) -> Soaked:
 
 def _run(home: Path, minutes: float, report: Report, quota_mb: int | None) -> Soaked:
     settings = _settings(home, soak_disk.environment_of(quota_mb))
-    # Only by its environment do Airflow and the drivers know of a setting.
+    # Airflow and the drivers get these settings only through the environment.
     stack = Stack(settings, env={**soak_disk.environment_of(quota_mb), **os.environ})
     clean = False
     try:
@@ -96,9 +96,9 @@ def _run(home: Path, minutes: float, report: Report, quota_mb: int | None) -> So
 
 
 def _settings(home: Path, small: Mapping[str, str] | None = None) -> StackSettings:
-    """A platform on free ports; of the user's environment only what says how large it may be.
+    """The settings of a platform on free ports, without the user's settings of Kafka and Airflow.
 
-    ``small``: what is set for a small disk, unless the user has set it.
+    ``small``: the settings for a small disk. The user's settings take precedence over them.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("KAFKA_", "AIRFLOW_"))}
     ports = [str(port) for port in free_ports(3)]
@@ -114,7 +114,7 @@ def _settings(home: Path, small: Mapping[str, str] | None = None) -> StackSettin
 
 
 def _start(api: AirflowApi, lake_root: Folder, report: Report) -> None:
-    """Topics, streams and traffic; recompute when every stream has shown windows."""
+    """Start topics, streams and traffic. Start recompute when every stream has made a micro-batch."""
     batch = [dag for p in PIPELINES.values() for dag in (p.recompute_job, p.account_job)]
     wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}
     report("DAGs are read")
@@ -175,7 +175,7 @@ def _tables() -> list[str]:
 
 
 def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
-    """A look every few seconds, the last at the end."""
+    """Take a sample every few seconds, and the last one at the end."""
     lake_root, home = stack.settings.jobs.lake_root, stack.settings.home
     fleet, meter = Fleet(lake_root=lake_root, api=api), CpuMeter()
     meter.seconds_since(marked(home))
@@ -207,9 +207,9 @@ def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
 
 
 def age_of_tide_line(lake_root: Folder, pipeline: Pipeline) -> tuple[float, int]:
-    """How many seconds ago the line was that all before is final, and how many slices are final.
+    """The age of the tide line in seconds, and the number of final slices.
 
-    Before anything is final, the line is where the first slice begins.
+    Before any slice is final, the age counts from the begin of the first slice.
     """
     final = FinalTable.read(lake_root, pipeline)
     first_ms, line_ms = line_of(pipeline, final, Landed.at(lake_root, pipeline.source))
@@ -220,7 +220,7 @@ def age_of_tide_line(lake_root: Folder, pipeline: Pipeline) -> tuple[float, int]
 
 
 def _failed_batches(lake_root: Folder) -> Iterator[str]:
-    """Drivers that ended of an error: a micro-batch that fails ends its driver."""
+    """Drivers that ended with an error: a failed micro-batch ends its driver."""
     for job in STREAMS:
         for epoch in Control.of(lake_root, job).history():
             if epoch.receipt and not epoch.receipt.clean:
@@ -233,7 +233,7 @@ def _failed_runs(api: AirflowApi) -> Iterator[str]:
 
 
 def _runs(api: AirflowApi) -> dict[str, list[float]]:
-    """How long the newest runs of each batch DAG took, from the start of their first task."""
+    """How long the newest successful runs of each batch DAG took, from the start of their first task."""
     found = {}
     for pipeline in PIPELINES.values():
         for dag in (pipeline.recompute_job, pipeline.account_job):
@@ -243,7 +243,7 @@ def _runs(api: AirflowApi) -> dict[str, list[float]]:
 
 
 def _finals(api: AirflowApi, pipeline: Pipeline) -> list[float]:
-    """Of the newest runs that published something."""
+    """The seconds from plan to publish, for the newest runs that published something."""
     found = []
     for run in api.runs(pipeline.recompute_job):
         tasks = {task["task_id"]: task for task in api.task_instances(pipeline.recompute_job, run["dag_run_id"])}

@@ -1,4 +1,4 @@
-"""What a soak looks at, and what it makes of it."""
+"""The samples of a soak, and the judgement about them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,17 +10,17 @@ from statistics import mean, median
 from local.soak import disk as soak_disk
 
 _CONFLICT = re.compile(r"another (writer|run) has|in one commit|CommitFailed|Concurrent\w*Exception|DELTA_CONCURRENT")
-# The tide line may be so much older at the end than at half time.
+# At the end, the tide line may be older than at half time by this much.
 ALLOWED_SECONDS = 60.0
-# From the start of the plan that finds slices closed to the end of their publish.
+# The goal for the time from the start of the plan that finds slices closed to the end of their publish.
 FINAL_SECONDS = 60.0
-# A stream that makes no micro-batch for so long has been held up.
+# A stream that makes no micro-batch for this long was held up.
 STILL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One look: how old each pipeline's tide line is, how far its stream is, and what the platform takes."""
+    """One sample: the age of each pipeline's tide line, the progress of its stream, and the platform's resources."""
 
     seconds: float
     ages: Mapping[str, float]
@@ -30,13 +30,13 @@ class Sample:
     cores: float
     machine_cores: float
     memory_bytes: int
-    # With every sixth look.
+    # Only every sixth sample has it.
     use: soak_disk.Use | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """What went wrong, a sentence each."""
+    """The faults of a soak, a sentence each."""
 
     conflicts: tuple[str, ...] = ()
     failed_batches: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Faults:
 
 @dataclass(frozen=True, kw_only=True)
 class Soaked:
-    """What was seen, and the seconds of the runs of each DAG that ended well."""
+    """The results of a soak, with the seconds of each DAG's successful runs."""
 
     minutes: float
     samples: tuple[Sample, ...]
@@ -58,15 +58,15 @@ class Soaked:
     kept: Path | None = None
 
     def at(self, minute: float) -> Sample:
-        """The look that is nearest to a moment."""
+        """The sample that is nearest to a moment."""
         return min(self.samples, key=lambda sample: abs(sample.seconds - minute * 60))
 
     def cores(self) -> float:
-        """What all processes of the platform took, on average."""
+        """The cores that all processes of the platform used, on average."""
         return mean(sample.cores for sample in self.samples)
 
     def unmet(self) -> list[str]:
-        """Which promises were broken; none if all is well."""
+        """The goals that were missed and the faults, a sentence each; empty if all is well."""
         half, end = self.at(self.minutes / 2), self.samples[-1]
         broken = [
             f"the tide line of {name} is {end.ages[name]:.0f} s old at minute {self.minutes:g}, and was "
@@ -85,7 +85,7 @@ class Soaked:
         return [*broken, *chain(*vars(self.faults).values())]
 
     def still(self) -> dict[str, float]:
-        """Streams that stood still for too long, and for how long."""
+        """The streams that made no micro-batch for too long, and for how long."""
         found = {}
         for job in self.samples[0].batches:
             moved = [self.samples[0].seconds]
@@ -102,7 +102,7 @@ def _steps(before: Sample, after: Sample, job: str) -> bool:
 
 
 def conflicts(logs: Path) -> Iterator[str]:
-    """Lines of drivers' and tasks' logs that tell of a writer in another's way."""
+    """The lines of drivers' and tasks' logs that report a conflict between writers."""
     for file in sorted(logs.rglob("*.log")):
         with file.open(errors="replace") as lines:
             yield from (f"{file.relative_to(logs)}: {line.strip()[:300]}" for line in lines if _CONFLICT.search(line))

@@ -1,1 +1,1 @@
-"""The sources and pipelines that come with the platform: one file each."""
+"""The sources and pipelines that come with the platform: one file for all sources, one for each pipeline."""

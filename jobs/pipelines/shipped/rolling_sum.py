@@ -13,7 +13,7 @@ _MEASURES = (
 _CHECKS = (
     Check(column="key"),
     Check(column="total"),
-    # A series that reads more is broken.
+    # A sensor with a mean beyond these bounds is broken.
     Check(column="mean", minimum=-1_000_000_000, maximum=1_000_000_000),
     Check(column="events", minimum=1),
 )

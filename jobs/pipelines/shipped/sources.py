@@ -1,4 +1,4 @@
-"""Every source topic and what its records look like."""
+"""Every source topic and the form of its records."""
 
 from jobs.pipelines.source import Field, Format, Source
 

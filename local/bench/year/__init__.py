@@ -1,1 +1,1 @@
-"""A year of 1-minute slices, simulated: what grows, and by how much."""
+"""A simulated year of 1-minute slices, which shows what grows, and by how much."""

@@ -1,7 +1,7 @@
-"""A year in minutes: what time it is for the product's own code while a benchmark makes commits of the past.
+"""A year in minutes: the clock that the product's own code sees while a benchmark makes commits of the past.
 
-What is patched is listed in `simulated`, and nothing else. The Delta library asks the machine's clock, which cannot be
-set: its tables are told, as their property, to keep everything longer by as much as the two clocks differ.
+`simulated` lists everything that is patched. The Delta library reads the machine's clock, which cannot be set. So a
+property of its tables makes them keep everything longer, by the difference of the two clocks.
 """
 
 import os
@@ -29,16 +29,16 @@ _real_utime = os.utime
 
 @dataclass
 class Clock:
-    """The simulated time of a process, in seconds since 1970. It never lies ahead of the machine's."""
+    """The simulated time of a process, in seconds since 1970. It is never ahead of the machine's time."""
 
     now: float
-    # Table -> the seconds for which the product has it keep what is replaced.
+    # Table -> how many seconds the product keeps its replaced files and its old log entries.
     kept: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def keep_as_long(self, table: Path) -> None:
-        """Let the library keep what a table has replaced as long as the product says, by the simulated clock.
+        """Make the library keep replaced files for the product's retention, by the simulated clock.
 
-        It is one more commit. Later in a step, what is kept is older by as much as the step is long.
+        This is one more commit. Until the next call, files are kept longer by the simulated time since this call.
         """
         if table.parent.name == "final":
             return self._keep_by_setting(table)
@@ -55,14 +55,14 @@ class Clock:
         _real_utime(table / "_delta_log" / f"{opened.version():020}.json", (self.now, self.now))
 
     def _keep_by_setting(self, final: Path) -> None:
-        """The final table has its retention from a setting, in whole days, whenever it is opened."""
+        """Do the same for the final table, which takes its retention, in days, from a setting when it is opened."""
         days = KeptDays().final_versions
         self.kept[str(final)] = dict.fromkeys(KEPT, days * 86_400)
         os.environ["FINAL_VERSIONS_KEPT_DAYS"] = str(days + round((_real_time() - self.now) / 86_400))
 
 
 def seconds_of(interval: str) -> int:
-    """What a table's property says.
+    """The seconds of an interval, as a table's property has it.
 
     >>> seconds_of("interval 6 hours")
     21600
@@ -77,8 +77,8 @@ def seconds_of(interval: str) -> int:
 def simulated(clock: Clock) -> Iterator[None]:
     """Let all code of this process see the clock: `time.time`, `datetime.now` of `jobs`, and times of files.
 
-    What is made durable, or placed, gets the simulated time as its time of change. Nothing is fsynced: that says
-    nothing of growth, and takes time.
+    Files that code syncs or touches get the simulated time as their time of change. Nothing is fsynced, since that
+    takes time and has no effect on growth.
     """
 
     def touch(path: Any, times: Any = None, **more: Any) -> None:
@@ -93,7 +93,7 @@ def simulated(clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def _datetimes(clock: Clock) -> Iterator[None]:
-    """`datetime.now` in the modules of `jobs` that are loaded."""
+    """Patch `datetime.now` in the loaded modules of `jobs`."""
 
     class Kind(type):
         def __instancecheck__(cls, instance: object) -> bool:

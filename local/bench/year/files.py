@@ -1,4 +1,4 @@
-"""What lies on the disk for a simulated lake, and whether it has to: by the logs of its tables, read by hand."""
+"""The files of a simulated lake, and whether each of them is needed, by the logs of its tables."""
 
 import json
 import os
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from local.bench.year.clock import Clock
 
-# How much later than the retention of a table its writer deletes at the latest. The final table's does so once a day.
-# Accounts, which are few, do so beside every 50th commit, other writers every hour beside a 50th or 60th; and the
-# library's clock is set once in an hour of the simulation.
+# How long after a table's retention its writer deletes files at the latest. The writer of a final table deletes once a
+# day. Accounts, which are few, delete at every 50th commit. Other writers delete every hour, at a 50th or 60th commit.
+# The library's clock is set once in an hour of the simulation.
 _HOUR_SECONDS = 3600
 TURN_SECONDS = 3 * _HOUR_SECONDS
 _TURNS = dict.fromkeys(("final", "drift", "balance"), 24 * _HOUR_SECONDS + TURN_SECONDS)
@@ -18,20 +18,23 @@ _TURNS = dict.fromkeys(("final", "drift", "balance"), 24 * _HOUR_SECONDS + TURN_
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Of a part of the lake: regular files, their bytes, and all that takes an inode."""
+    """The disk use of a part of the lake: regular files, their bytes, and all inodes."""
 
     files: int = 0
     bytes: int = 0
     inodes: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Both together."""
+        """The use of both parts together."""
         return Usage(files=self.files + other.files, bytes=self.bytes + other.bytes, inodes=self.inodes + other.inodes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The files with rows: those that tables refer to, those that were replaced and are kept, and what is too much."""
+    """Counts of files with rows: files that tables refer to, replaced files that are kept, and files that are too many.
+
+    A missing file is not on the disk, although a table refers to it.
+    """
 
     referred: int = 0
     replaced: int = 0
@@ -40,13 +43,13 @@ class Files:
     commits: int = 0
 
     def __add__(self, other: "Files") -> "Files":
-        """Of several tables."""
+        """The numbers of several tables together."""
         return Files(**{name: value + vars(other)[name] for name, value in vars(self).items()})
 
 
 @dataclass(kw_only=True)
 class Follower:
-    """Reads each new entry of a table's log, so that it knows what was replaced, and when."""
+    """Reads each new entry of a table's log, and records the replaced files and the time of their replacement."""
 
     table: Path
     referred: set[str] = field(default_factory=set)
@@ -55,7 +58,7 @@ class Follower:
     commits: int = 0
 
     def follow(self, now: float) -> None:
-        """Read what is new, all of it committed since the last call, which is now by the simulated clock."""
+        """Read the entries since the last call. They count as committed at ``now``, by the simulated clock."""
         while (entry := self.table / "_delta_log" / f"{self.version + 1:020}.json").is_file():
             self.version += 1
             self.commits += 1
@@ -70,7 +73,7 @@ class Follower:
             self.replaced[removed["path"]] = now
 
     def files(self, clock: Clock) -> Files:
-        """Compare with the disk."""
+        """Compare the log with the files on the disk."""
         kept = max(clock.kept.get(str(self.table), {}).values(), default=0)
         turn = _TURNS.get(self.table.parent.name, TURN_SECONDS)
         self.replaced = {file: at for file, at in self.replaced.items() if at >= clock.now - kept - turn}
@@ -86,7 +89,7 @@ class Follower:
 
 
 def usage(root: Path) -> dict[str, Usage]:
-    """Of each kind of table, without its log; of the logs; and of all else."""
+    """The use of each kind of table without its log, of all logs, and of all other files."""
     found: dict[str, Usage] = {}
     for folder, below, names in os.walk(root):
         parts = Path(folder).relative_to(root).parts
@@ -96,7 +99,7 @@ def usage(root: Path) -> dict[str, Usage]:
 
 
 def largest_checkpoint(root: Path) -> int:
-    """The bytes of the newest checkpoint of the log of a final table, of the largest one."""
+    """The largest of the final tables' newest checkpoints, in bytes."""
     logs = (table.glob("_delta_log/*.checkpoint.parquet") for table in root.glob("final/*"))
     newest = (max(found, default=None) for found in logs)
     return max((file.stat().st_size for file in newest if file), default=0)

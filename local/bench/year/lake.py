@@ -1,7 +1,7 @@
 """The commits of simulated days, made by the product's own writers: one class for each process that writes the year.
 
-A step is some touching slices at a time. In a step of one slice all is committed as the platform commits it; in longer
-ones, slices that would have had a commit each share one, and the live rows of all but the last are left out.
+A step has one or more adjacent slices. A step of one slice makes the same commits as the platform. In a longer step,
+the slices share commits that they would have had one by one, and only the last slice gets live rows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,21 +44,21 @@ _HOUR_FORMAT = "%Y-%m-%dT%H"
 
 
 class Writer(Protocol):
-    """One who writes some tables of the year."""
+    """Writes some tables of the year."""
 
     def tables(self) -> list[str]:
-        """Below the lake's root."""
+        """The tables that it writes, below the lake's root."""
 
     def open(self) -> None:
-        """Open them, as they are now."""
+        """Open the tables in their current state."""
 
     def step(self, slices: Sequence[Slice]) -> None:
-        """Make these slices' commits."""
+        """Make the commits of these slices."""
 
 
 @dataclass(kw_only=True)
 class EventsYear:
-    """What `ingest` writes of a source: an event per partition in each slice."""
+    """Writes a source's events like `ingest`: one event per partition in each slice."""
 
     settings: Settings
     source: Source
@@ -68,16 +68,16 @@ class EventsYear:
     begin_ms: int
 
     def tables(self) -> list[str]:
-        """Only this one."""
+        """The source's table of events."""
         return [self.source.events_table]
 
     def open(self) -> None:
-        """As a driver that starts."""
+        """Open the table, as a starting driver does."""
         path = self.settings.lake_root / self.source.events_table
         self.writer = TableWriter.open(path, self.schema, "hour", epoch=1)
 
     def step(self, slices: Sequence[Slice]) -> None:
-        """Land them in one micro-batch."""
+        """Land the events of these slices in one micro-batch."""
         by_hour: dict[str, list[dict[str, Any]]] = {}
         for slice_ in slices:
             by_hour.setdefault(slice_.start.strftime(_HOUR_FORMAT), []).extend(self._events(slice_))
@@ -91,7 +91,7 @@ class EventsYear:
         self.writer.tend(events=self._kept())
 
     def _kept(self) -> KeptEvents:
-        """As long as their source says, and longer where a pipeline is not done with them."""
+        """Events are kept for as long as their source says, and longer if a pipeline still needs them."""
         root = self.settings.lake_root
         kept = timedelta(days=self.source.events_kept_days)
         return KeptEvents(kept=kept, needed_from_ms=lambda: first_needed_ms(needed_from(root, self.source)))
@@ -104,7 +104,7 @@ class EventsYear:
 
 @dataclass(kw_only=True)
 class PipelineYear:
-    """What a pipeline's stream, its recompute and its account write."""
+    """Writes the tables of a pipeline like its stream, its recompute and its account."""
 
     settings: Settings
     pipeline: Pipeline
@@ -115,19 +115,19 @@ class PipelineYear:
     unaccounted: list[Header] = field(default_factory=list)
 
     def tables(self) -> list[str]:
-        """All five."""
+        """The five tables of the pipeline."""
         own = self.pipeline
         return [own.live_table, own.final_table, own.ledger_table, own.drift_table, own.balance_table]
 
     def open(self) -> None:
-        """As processes that start."""
+        """Open the tables, as starting processes do."""
         root, pipeline = self.settings.lake_root, self.pipeline
         self._stream = TableWriter.open(root / pipeline.live_table, live_schema(pipeline), "slice", epoch=1)
         self._final, self._ledger = FinalTable.open(root, pipeline), Ledger.open(root, pipeline)
         self._accounts = Accounts.open(root, pipeline)
 
     def step(self, slices: Sequence[Slice]) -> None:
-        """Show them live, make them final, account for them."""
+        """Show the slices live, make them final, and account for them."""
         self._show_live(slices)
         headers = [self._header(slice_) for slice_ in slices]
         with_folder = self._run_folder(headers) if len(slices) == 1 else _nothing
@@ -184,7 +184,7 @@ class PipelineYear:
         return told
 
     def _announce(self, headers: Sequence[Header]) -> None:
-        """What a plan, and an audit, write before a slice is published."""
+        """Write the lines of the ledger that a plan and an audit write before a publish."""
         counted = Counted(topic_id=headers[-1].topic_id, ends=headers[-1].offsets, at_ms=headers[-1].as_of_ms)
         for state in _STATES:
             entries = [self._entry(header, state) for header in headers]
@@ -207,7 +207,7 @@ class PipelineYear:
         return {**self._window_of(header.slice), **signed}
 
     def _run_folder(self, headers: Sequence[Header]) -> Callable[[], None]:
-        """The folder of the run of a slice; what ends it."""
+        """Make the folder of a slice's run. Return the function that ends the run."""
         (header,) = headers
         boundary = Boundary(topic_id=header.topic_id, ends=header.offsets)
         work = Work(slice=header.slice, version=0, reason="closed", boundary=boundary, events=3, window_events=3)
@@ -247,7 +247,10 @@ class PipelineYear:
         self.unaccounted = []
 
     def _say_needed(self, done: Header) -> None:
-        """As a plan and an account do: events that may still reopen a slice, and those of slices without an account."""
+        """Record the events that are still needed, as a plan and an account do.
+
+        These are events that may still reopen a slice, and the events of slices without an account.
+        """
         end_ms = round(datetime.strptime(done.slice, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
         say_needed(self.settings.lake_root, self.pipeline.account_job, end_ms)
         say_needed(
@@ -268,20 +271,20 @@ class PipelineYear:
 
 @dataclass(kw_only=True)
 class UpkeepYear:
-    """The DAG `upkeep`, and one incident a day, which is over in the same hour."""
+    """Does the work of the DAG `upkeep`, and opens and closes one incident a day."""
 
     settings: Settings
     clock: Clock
 
     def tables(self) -> list[str]:
-        """None."""
+        """It writes no tables."""
         return []
 
     def open(self) -> None:
-        """Nothing is."""
+        """Do nothing, since there are no tables."""
 
     def step(self, slices: Sequence[Slice]) -> None:
-        """At the begin of each day."""
+        """Do the upkeep at the begin of each day."""
         if slices[0].start_ms % (24 * HOUR_MS) == 0:
             incidents, key = Incidents.of(self.settings.lake_root), f"measured.{slices[0].name}"
             incidents.open(key, "it happened")
@@ -290,17 +293,17 @@ class UpkeepYear:
 
 
 def offset_at(begin_ms: int, slice_: Slice) -> int:
-    """Before a slice each partition of the topic has so many records: one for each slice."""
+    """The number of records that each partition has before a slice: one for each earlier slice."""
     return (slice_.start_ms - begin_ms) // (slice_.end_ms - slice_.start_ms)
 
 
 def over_seconds(pipeline: Pipeline, slice_: Slice) -> float:
-    """When a slice is over, and its run begins."""
+    """The time when a slice's run begins, a second after the slice is over."""
     return closes_at(pipeline, slice_) / 1000 + 1
 
 
 def note_of(job: str, source: Source, topic: TopicState, start: int, end: int, *, batch: int) -> Note:
-    """What a commit says of offsets that nobody has sent."""
+    """The note of a commit about invented offsets."""
     offsets = {partition: (start, end) for partition in range(topic.partitions)}
     ranges = Ranges(topic_id=topic.topic_id, offsets=offsets)
     return Note(
@@ -313,7 +316,7 @@ def _batch(writer: TableWriter) -> int:
 
 
 def _write(rows: Iterable[Mapping[str, Any]], schema: pa.Schema, folder: Folder, drop: str | None = None) -> Folder:
-    """One file in the folder of a partition, whose column it does not have."""
+    """Write one file into the folder of a partition, without the column ``drop`` of the partition."""
     columns = pa.schema([each.with_nullable(True) for each in schema if each.name != drop])
     file = folder / "part-0.parquet"
     write(pa.Table.from_pylist(list(rows), columns), file)

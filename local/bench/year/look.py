@@ -1,7 +1,7 @@
-"""What a reader of the simulated year waits for, and how much memory it takes: one look in a process of its own.
+"""One look at the simulated year by a reader, in its own process: how long it takes, and how much memory.
 
-Run as `python -m local.bench.year.look {plan,page,query,newest} PIPELINE NOW_MS` by the benchmark, settings in the
-environment. It answers with one line of JSON.
+The benchmark starts it as `python -m local.bench.year.look {plan,page,query,newest} PIPELINE NOW_MS`, settings in the
+environment. It prints one line of JSON.
 """
 
 import json
@@ -26,7 +26,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def measure(kind: str, pipeline: Pipeline, now_ms: int) -> dict[str, float]:
-    """How long one look takes without the loading of code, and what the process has taken at most."""
+    """The seconds of one look, without loading code, and the highest memory of the process."""
     settings = Settings.from_env()
     with admin(settings.kafka) as client:
 
@@ -37,7 +37,7 @@ def measure(kind: str, pipeline: Pipeline, now_ms: int) -> dict[str, float]:
         if kind == PLAN:
             return _timed(plan)
     if kind == PAGE:
-        # The stack is below the console, which it does not import; here it is asked as the API server asks it.
+        # The stack must not import the console. So it is loaded by name, and called like the API server calls it.
         page = import_module("tideline_airflow.console.slices")
         return _timed(lambda: page.slices(pipeline))
     lake = Lake(settings.lake_root)
@@ -45,7 +45,7 @@ def measure(kind: str, pipeline: Pipeline, now_ms: int) -> dict[str, float]:
 
 
 def sql_of(kind: str, pipeline: Pipeline, now_ms: int) -> str:
-    """The first query of README, or the newest final slice."""
+    """The SQL of a look: the first query of README, or a query of the newest final slice."""
     if kind == QUERY:
         return f"select * from {pipeline.name} order by window_start desc limit 5"
     newest = slice_at(pipeline, now_ms - 3 * pipeline.slice_seconds * 1000)
@@ -60,7 +60,7 @@ def _timed(look: Callable[[], object]) -> dict[str, float]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had. The kernel's other count begins with that of its parent."""
+    """The highest memory of this process so far. The kernel's other counter starts at the value of the parent."""
     if _STATUS.exists():
         lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         return int(lines["VmHWM"].split()[0]) * 1024
@@ -68,7 +68,7 @@ def peak_bytes() -> int:
 
 
 def main() -> None:
-    """One look."""
+    """Take one look and print the result."""
     kind, name, now_ms = sys.argv[1:]
     print(json.dumps(measure(kind, PIPELINES[name], int(now_ms))))
 

@@ -1,4 +1,4 @@
-"""What a simulated year found: the same rows for a terminal and for `docs/benchmarks.md`."""
+"""The results of a simulated year: the same rows for a terminal and for `docs/benchmarks.md`."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _PARTS = ("final", "ledger", "live", "events", "drift", "balance", "control", "l
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Something that must not grow: at the end, and at the day with which it is compared."""
+    """A value that must not grow: at the end, and at the day that the end is compared with."""
 
     what: str
     base: float
@@ -28,17 +28,17 @@ class Judged:
 
     @property
     def ratio(self) -> float:
-        """How much larger it is at the end."""
+        """The growth: the value at the end ÷ the base."""
         return self.end / self.base
 
     @property
     def is_met(self) -> bool:
-        """Whether that is little enough."""
+        """Whether this factor meets the goal."""
         return self.ratio <= GOAL_GROWTH
 
 
 def judged(year: Year) -> list[Judged]:
-    """Everything of which the goal speaks; nothing if there is but one point."""
+    """All values that the goal is about; empty if there is only one point."""
     if len(year.points) < 2:
         return []
     base, end = base_of(year), year.points[-1]
@@ -46,18 +46,18 @@ def judged(year: Year) -> list[Judged]:
 
 
 def base_of(year: Year) -> Point:
-    """The day with which the end is compared: the 30th, or the first one in a run that is shorter."""
+    """The day that the end is compared with: the 30th, or the first point if the run is shorter."""
     end = year.points[-1].day
     return next((point for point in year.points if point.day == BASE_DAY < end), year.points[0])
 
 
 def is_bounded(files: Files) -> bool:
-    """Whether nothing lies on the disk that is in no table any more, and was replaced longer ago than is kept."""
+    """Whether every replaced file was deleted after its retention, and no file of a table is missing."""
     return not files.too_many and not files.missing
 
 
 def sections(year: Year) -> list[Section]:
-    """What readers wait for, and what lies on the disk."""
+    """One section about the waits of readers, and one about the disk."""
     days = tuple(f"day {point.day}" for point in year.points)
     return [
         Section(title="A year: what readers wait for", columns=("", *days, *_ends(year)), rows=_looks(year), text=""),
@@ -72,12 +72,12 @@ def _ends(year: Year) -> tuple[str, ...]:
 
 
 def tables(year: Year) -> list[Table]:
-    """For people at a terminal."""
+    """The sections as tables for a terminal."""
     return [section.table() for section in sections(year)]
 
 
 def part(year: Year, where: str) -> str:
-    """Its part of the page."""
+    """The part of the page about the year."""
     drawn = [section.markdown().partition("\n\n")[2].rstrip() for section in sections(year)]
     return "\n\n".join([BEGIN, *drawn, _text(year), where, END])
 
@@ -158,7 +158,7 @@ _SHOWN: dict[str, Callable[[Point], float]] = {
 
 
 def verdict(year: Year) -> str:
-    """In one line, for a terminal."""
+    """The verdict in one line, for a terminal."""
     grown = [each.what for each in judged(year) if not each.is_met]
     unbounded = [f"files at day {point.day}" for point in year.points if not is_bounded(point.files)]
     wrong: Iterable[str] = [*grown, *unbounded]
@@ -185,7 +185,7 @@ def _factors(cadence: Cadence) -> dict[str, object]:
 
 
 def is_whole(year: Year) -> bool:
-    """Whether it is the year of which the page speaks."""
+    """Whether it is a full year, as on the page."""
     return year.points[-1].day == DAYS
 
 

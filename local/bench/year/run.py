@@ -1,7 +1,7 @@
-"""A year of 1-minute slices, simulated: do plans, pages, queries, memory and the disk stay as they were after a month?
+"""Simulate a year of 1-minute slices: do plans, pages, queries, memory and the disk stay as they were after a month?
 
-Three pipelines and their two sources are written by a process each. Then the lake is looked at by
-processes of their own, while nobody writes.
+Three pipelines and their two sources are written by one process each. Then other processes look at the lake, while
+no process writes.
 """
 
 import json
@@ -52,7 +52,7 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """How many slices share a commit: one before each point, an hour's before that, and else a day's."""
+    """How many slices share a commit: one slice shortly before each point, an hour's before that, else a day's."""
 
     one_by_one_minutes: int = 360
     hourly_minutes: int = 2 * 24 * 60
@@ -70,7 +70,7 @@ class Cadence:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """Looks of one kind, each in a new process: seconds, and the most memory that the process has had."""
+    """Looks of one kind, each in a new process: seconds, and the highest memory of the process."""
 
     seconds: float
     peak_bytes: int
@@ -79,7 +79,7 @@ class Looked:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The lake after so many days: what lies on the disk, and what the slowest pipeline's readers pay."""
+    """The lake after some days: the use of the disk, and the cost for readers of the slowest pipeline."""
 
     day: int
     slices: int
@@ -92,7 +92,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Year:
-    """What was found, and what was asked for."""
+    """The results of a simulated year, with its parameters."""
 
     points: tuple[Point, ...]
     cadence: Cadence
@@ -104,7 +104,7 @@ _ANY = next(iter(PIPELINES.values()))
 
 
 def points_of(days: int) -> list[int]:
-    """When it is measured: as the issue of growth is judged, and at the end."""
+    """The days of measurement: the fixed points that are within the run, and its last day."""
     return sorted({day for day in (*POINTS, days) if day <= days})
 
 
@@ -117,7 +117,7 @@ def run(
     cadence: Cadence = Cadence(),
     rounds: int = 3,
 ) -> Year:
-    """Simulate, and measure at each point. The simulated year ends with yesterday."""
+    """Simulate the year, and measure at each point. The simulated year ends with yesterday."""
     if any(pipeline.slice_seconds * 1000 != MINUTE_MS for pipeline in PIPELINES.values()):
         raise Refusal("the year is simulated with slices of a minute, and a definition says otherwise")
     chosen = [PIPELINES[name] for name in pipelines]
@@ -142,7 +142,7 @@ def run(
 def _live_until(
     pipelines: Sequence["_Process"], others: Sequence["_Process"], from_ms: int, to_ms: int, cadence: Cadence
 ) -> list[Files]:
-    """All pipelines at a time, and then the others: what `ingest` may remove depends on what pipelines still need."""
+    """Run all pipelines at the same time, and then the others: `ingest` removes only events that no pipeline needs."""
     found = list[Files]()
     for writers in (pipelines, others):
         with ThreadPoolExecutor(len(writers)) as pool:
@@ -151,7 +151,7 @@ def _live_until(
                 wait(asked, return_when=FIRST_EXCEPTION)
                 found += [each.result() for each in asked if each.done()]
             except BaseException:
-                # Nobody waits for the others: one has failed, or a person has had enough.
+                # One process has failed, or the user has interrupted the run. So the others are killed.
                 for writer in writers:
                     writer.kill()
                 raise
@@ -159,7 +159,7 @@ def _live_until(
 
 
 def _writers(settings: Settings, pipelines: Sequence[Pipeline]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What pipelines and what others need to know to write."""
+    """The arguments for the writers of pipelines, and for the other writers."""
     sources = {pipeline.source.name: pipeline.source for pipeline in pipelines}
     with admin(settings.kafka) as client:
         topics = require(client, sources)
@@ -183,7 +183,7 @@ def _look(
     rounds: int,
     seconds: float,
 ) -> Point:
-    """All kinds of looks, of each pipeline in turn; of each kind the slowest pipeline counts."""
+    """Take all kinds of looks at each pipeline in turn. For each kind, the slowest pipeline counts."""
     looks: dict[str, Looked] = {}
     root = Path(str(settings.lake_root))
     for kind in LOOKS:
@@ -201,7 +201,7 @@ def _look(
 
 
 def _now_ms(end_ms: int) -> int:
-    """When the slices that end at a point, and no other ones, are over for every pipeline."""
+    """The time when the slices that end at a point are over for every pipeline, but no later slices are."""
     last = slices_between(_ANY, end_ms - 1, end_ms)[0]
     return round(max(over_seconds(pipeline, last) for pipeline in PIPELINES.values()) * 1000)
 
@@ -227,7 +227,7 @@ def _answer(command: Sequence[str], env: Mapping[str, str]) -> dict[str, float]:
 
 
 class _Process:
-    """One who writes, in a process of its own: its clock is patched."""
+    """A writer in its own process, since the clock of that process is patched."""
 
     def __init__(self, settings: Settings, kind: Mapping[str, Any], begin_ms: int) -> None:
         spawning = get_context("spawn")
@@ -237,12 +237,12 @@ class _Process:
 
     def __enter__(self) -> Self:
         self._process.start()
-        # Or nobody would notice its end.
+        # Otherwise this process would not notice that the writer has ended.
         self._other.close()
         return self
 
     def live_through(self, from_ms: int, to_ms: int, cadence: Cadence) -> Files:
-        """Make the commits of some days; the files of its tables then."""
+        """Make the commits of some days. Return the numbers of its tables' files afterwards."""
         self._pipe.send((from_ms, to_ms, cadence))
         try:
             answer = self._pipe.recv()
@@ -253,7 +253,7 @@ class _Process:
         return answer
 
     def kill(self) -> None:
-        """It holds nothing that anybody needs."""
+        """Kill the process. It has no data that is needed."""
         self._process.kill()
 
     def __exit__(self, *_: object) -> None:
@@ -262,13 +262,13 @@ class _Process:
 
 
 def _behind(kind: Mapping[str, Any], from_ms: int, to_ms: int, begin_ms: int) -> tuple[int, int]:
-    """What a pipeline makes final until a point: all but the newest slice, which is landed and due."""
+    """The stretch that a writer writes until a point. A pipeline leaves out the newest slice: it is landed and due."""
     lag_ms = MINUTE_MS if "pipeline" in kind else 0
     return max(begin_ms, from_ms - lag_ms), to_ms - lag_ms
 
 
 def _write_a_year(pipe: Connection, settings: Settings, kind: Mapping[str, Any], begin_ms: int) -> None:
-    # Whoever has started it ends it.
+    # The process that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     clock = Clock(now=begin_ms / 1000)
     writer = _writer(settings, kind, clock, begin_ms)
@@ -301,7 +301,7 @@ def _live_through(
 ) -> Files:
     for slices in steps:
         clock.now = _now_ms(slices[-1].end_ms) / 1000
-        # Once in an hour, or in a step that is longer.
+        # Once in an hour, or once in a longer step.
         if len(slices) > 1 or slices[0].start_ms % HOUR_MS == 0:
             for follower in followers:
                 clock.keep_as_long(follower.table)
