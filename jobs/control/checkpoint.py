@@ -23,7 +23,7 @@ def reset_command(job: str, source: str | None = None, to: str = "earliest") -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedBatch:
     """A micro-batch as `offsets/N` plans it: ends are exclusive, per topic and partition.
 
     ``conf`` has the settings that Spark keeps for the life of the checkpoint, even if a later session sets others.
@@ -72,13 +72,13 @@ class Checkpoint:
         """The newest batch that Spark reported done."""
         return max(_batches(self.path / "commits"), default=None)
 
-    def planned(self, batch: int) -> Planned:
+    def planned(self, batch: int) -> PlannedBatch:
         """The plan of one batch."""
         file = self.path / "offsets" / str(batch)
         try:
             metadata, *offsets = _lines(_read(file))
             head = json.loads(metadata)
-            return Planned(
+            return PlannedBatch(
                 batch=batch,
                 timestamp_ms=_whole(head["batchTimestampMs"]),
                 watermark_ms=_whole(head["batchWatermarkMs"]),

@@ -10,7 +10,7 @@ from jobs.finality.plan_inputs import line_of, whole_from_ms
 from jobs.lake.drift import Accounts, Live, pruned_before
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.slices import Header
 from jobs.pipelines.days import day_of
 from jobs.pipelines.pipeline import Pipeline
@@ -106,7 +106,7 @@ class Seen:
     landed: Landed | None
     pruned_before: str
     # From the ledger: the topic to which its offsets belong, and since when.
-    counted: Counted | None
+    counted: LateCountPosition | None
     accounted: Collection[tuple[str, int]]
     # The first day for which accounts are kept.
     kept_from: str = ""

@@ -10,9 +10,9 @@ from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import (
     CLOCK_SKEW_MS,
     Slice,
-    closes_at,
     early,
     has_events,
+    over_at,
     slice_at,
     slice_named,
     slices_between,
@@ -60,7 +60,7 @@ class Due:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class SliceSurvey:
     """The findings of a plan."""
 
     tide_line_ms: int | None
@@ -79,7 +79,7 @@ class Survey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class PlanInputs:
     """The state of tables and topic when a plan is made."""
 
     now_ms: int
@@ -114,84 +114,84 @@ def removed(source: Source, events_from_ms: int) -> str:
     )
 
 
-def needed_from_ms(pipeline: Pipeline, known: Known, surveyed: Survey, open_: Collection[str]) -> int:
+def needed_from_ms(pipeline: Pipeline, inputs: PlanInputs, surveyed: SliceSurvey, open_: Collection[str]) -> int:
     """The time from which on events are still needed, for slices that are not done or can be reopened.
 
     All events that arrived before the tide line are landed. Later ones are rejected if they are older than the horizon.
     So slices before the horizon never change again. ``open_``: the names of slices that wait for a person or a run.
     """
-    if known.first_ms is None:
+    if inputs.first_ms is None:
         return 0
-    line = known.first_ms if surveyed.tide_line_ms is None else surveyed.tide_line_ms
+    line = inputs.first_ms if surveyed.tide_line_ms is None else surveyed.tide_line_ms
     oldest = line - pipeline.source.horizon_hours * HOUR_MS - CLOCK_SKEW_MS - pipeline.window.reach_ms
     slices = [*(due.slice for due in surveyed.due), *surveyed.waiting, *surveyed.blocked]
     starts = [slice_at(pipeline, max(0, oldest)).start_ms, *(slice_.start_ms for slice_ in slices)]
     return min([*starts, *map(start_ms_of, open_)]) - pipeline.window.look_back_ms
 
 
-def over(pipeline: Pipeline, known: Known) -> list[Slice]:
+def over(pipeline: Pipeline, inputs: PlanInputs) -> list[Slice]:
     """Every slice that is over, on the days that may have a due slice."""
-    if known.first_ms is None:
+    if inputs.first_ms is None:
         return []
-    first = slice_at(pipeline, known.first_ms).start_ms
-    end = known.now_ms - closes_at(pipeline, Slice(0, 0)) - pipeline.slice_seconds * 1000 + 1
-    if known.days is None:
+    first = slice_at(pipeline, inputs.first_ms).start_ms
+    end = inputs.now_ms - over_at(pipeline, Slice(0, 0)) - pipeline.slice_seconds * 1000 + 1
+    if inputs.days is None:
         return slices_between(pipeline, first, end)
-    starts = (at for at in range(first - first % DAY_MS, end, DAY_MS) if day_of(at) in known.days)
+    starts = (at for at in range(first - first % DAY_MS, end, DAY_MS) if day_of(at) in inputs.days)
     spans = ((max(first, at), min(end, at + DAY_MS)) for at in starts)
     return [slice_ for from_, to in spans for slice_ in slices_between(pipeline, from_, to) if slice_.start_ms >= from_]
 
 
-def survey(pipeline: Pipeline, known: Known, request: Request | None = None) -> Survey:
+def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = None) -> SliceSurvey:
     """Find the slices that are closed, those that are due, and those that wait or are refused."""
     asked = set(request.slices) if request else set()
-    refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, known, slice_))}
-    recent = [s for s in over(pipeline, known) if s.name not in known.settled]
-    left = (name for name in known.left if name not in known.settled)
+    refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, inputs, slice_))}
+    recent = [s for s in over(pipeline, inputs) if s.name not in inputs.settled]
+    left = (name for name in inputs.left if name not in inputs.settled)
     # A slice that was made final before it was over waits until it is.
-    named = (slice_named(pipeline, name) for name in (*known.late, *left))
-    touched = {slice_ for slice_ in named if not early(pipeline, slice_, known.now_ms)}
+    named = (slice_named(pipeline, name) for name in (*inputs.late, *left))
+    touched = {slice_ for slice_ in named if not early(pipeline, slice_, inputs.now_ms)}
     wanted = sorted({*recent, *touched, *(asked - set(refused))})
-    candidates = [slice_ for slice_ in wanted if has_events(pipeline, slice_, known.events_from_ms)]
+    candidates = [slice_ for slice_ in wanted if has_events(pipeline, slice_, inputs.events_from_ms)]
     taken: dict[Slice, Boundary] = {}
     waiting: dict[Slice, Boundary] = {}
     due: list[Due] = []
     for slice_ in candidates:
         if request and slice_ not in asked:
-            if _boundary(known, slice_) is None:
-                taken[slice_] = _now(known)
+            if _boundary(inputs, slice_) is None:
+                taken[slice_] = _now(inputs)
             continue
-        reason = request.reason if request else _reason(pipeline, known, slice_)
-        boundary = _boundary(known, slice_)
+        reason = request.reason if request else _reason(pipeline, inputs, slice_)
+        boundary = _boundary(inputs, slice_)
         if boundary is None:
-            boundary = taken[slice_] = _now(known)
+            boundary = taken[slice_] = _now(inputs)
         if reason is None:
             continue
-        if not boundary.is_reached(known.landed):
+        if not boundary.is_reached(inputs.landed):
             waiting[slice_] = boundary
             continue
-        header = known.headers.get(slice_.name)
+        header = inputs.headers.get(slice_.name)
         due.append(
             Due(
                 slice=slice_,
                 version=header.version if header else 0,
                 reason=reason,
                 boundary=boundary,
-                late=_late(known, slice_.name),
+                late=_late(inputs, slice_.name),
             )
         )
     if request:
-        refused |= {s: f"ingest has yet to land {b.missing(known.landed)}" for s, b in waiting.items()}
-    looked_up = known.headers if known.with_entries is None else known.with_entries
-    return Survey(
-        tide_line_ms=known.line_ms,
+        refused |= {s: f"ingest has yet to land {b.missing(inputs.landed)}" for s, b in waiting.items()}
+    looked_up = inputs.headers if inputs.with_entries is None else inputs.with_entries
+    return SliceSurvey(
+        tide_line_ms=inputs.line_ms,
         due=tuple(due),
         waiting=waiting,
         taken=taken,
         refused=refused,
-        blocked=tuple(s for s in candidates if _state(known, s) is State.BLOCKED),
-        outdated=outdated_slices(pipeline, known.headers, known.events_from_ms),
-        unannounced=tuple(sorted(n for n in looked_up if _is_unannounced(known.headers[n], known.entries.get(n)))),
+        blocked=tuple(s for s in candidates if _state(inputs, s) is State.BLOCKED),
+        outdated=outdated_slices(pipeline, inputs.headers, inputs.events_from_ms),
+        unannounced=tuple(sorted(n for n in looked_up if _is_unannounced(inputs.headers[n], inputs.entries.get(n)))),
     )
 
 
@@ -200,10 +200,10 @@ def too_late(pipeline: Pipeline, late: int, events: int) -> bool:
     return late > pipeline.reopen_rows or late > pipeline.reopen_share * events
 
 
-def _reason(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
+def _reason(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | None:
     """Return why a scheduled run takes a slice, or None if it does not."""
-    header, entry = known.headers.get(slice_.name), known.entries.get(slice_.name)
-    late, in_time = _late(known, slice_.name), in_time_of(known, slice_.name)
+    header, entry = inputs.headers.get(slice_.name), inputs.entries.get(slice_.name)
+    late, in_time = _late(inputs, slice_.name), in_time_of(inputs, slice_.name)
     if entry and entry.state is State.BLOCKED and entry.version > (header.version if header else 0):
         return _reason_to_try_again(pipeline, entry, late, in_time)
     if header is None:
@@ -229,30 +229,30 @@ def _reason_to_try_again(pipeline: Pipeline, entry: Entry, late: int, in_time: i
     return f"blocked, and {late:,} events came since" if enough else None
 
 
-def _boundary(known: Known, slice_: Slice) -> Boundary | None:
+def _boundary(inputs: PlanInputs, slice_: Slice) -> Boundary | None:
     """Return the boundary that was taken, or None. A boundary of a topic that was re-created since is ignored."""
-    entry = known.entries.get(slice_.name)
+    entry = inputs.entries.get(slice_.name)
     boundary = entry.boundary if entry else None
-    return boundary if boundary and boundary.topic_id == known.topic.topic_id else None
+    return boundary if boundary and boundary.topic_id == inputs.topic.topic_id else None
 
 
-def _now(known: Known) -> Boundary:
-    return Boundary(topic_id=known.topic.topic_id, ends=dict(known.topic.ends))
+def _now(inputs: PlanInputs) -> Boundary:
+    return Boundary(topic_id=inputs.topic.topic_id, ends=dict(inputs.topic.ends))
 
 
-def _late(known: Known, name: str) -> int:
-    entry = known.entries.get(name)
-    return (entry.late if entry else 0) + known.late.get(name, 0)
+def _late(inputs: PlanInputs, name: str) -> int:
+    entry = inputs.entries.get(name)
+    return (entry.late if entry else 0) + inputs.late.get(name, 0)
 
 
-def in_time_of(known: Known, name: str) -> int:
+def in_time_of(inputs: PlanInputs, name: str) -> int:
     """The number of events that arrived in time and are missing from a computed slice."""
-    entry = known.entries.get(name)
-    return (entry.in_time or 0 if entry else 0) + known.in_time.get(name, 0)
+    entry = inputs.entries.get(name)
+    return (entry.in_time or 0 if entry else 0) + inputs.in_time.get(name, 0)
 
 
-def _state(known: Known, slice_: Slice) -> State | None:
-    entry = known.entries.get(slice_.name)
+def _state(inputs: PlanInputs, slice_: Slice) -> State | None:
+    entry = inputs.entries.get(slice_.name)
     return entry.state if entry else None
 
 
@@ -271,13 +271,13 @@ def _is_unannounced(header: Header, entry: Entry | None) -> bool:
     )
 
 
-def _why_not(pipeline: Pipeline, known: Known, slice_: Slice) -> str | None:
+def _why_not(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | None:
     """Return why a requested slice cannot be closed now, or None if it can."""
-    if why := early(pipeline, slice_, known.now_ms):
+    if why := early(pipeline, slice_, inputs.now_ms):
         return why
-    if not has_events(pipeline, slice_, known.events_from_ms):
-        return removed(pipeline.source, known.events_from_ms)
-    if known.first_ms is None or slice_.end_ms <= known.first_ms:
+    if not has_events(pipeline, slice_, inputs.events_from_ms):
+        return removed(pipeline.source, inputs.events_from_ms)
+    if inputs.first_ms is None or slice_.end_ms <= inputs.first_ms:
         # Publishing it would make every slice from there on due.
         return "no event was ever landed so early"
     return None

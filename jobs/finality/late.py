@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from jobs.finality.due import Known, Topic
+from jobs.finality.due import PlanInputs, Topic
 from jobs.lake.events import Landed
-from jobs.lake.ledger import Counted
+from jobs.lake.ledger import LateCountPosition
 from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_of
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import is_in_time, slice_at, slice_named
@@ -33,21 +33,21 @@ class Missed:
 def count_late(
     pipeline: Pipeline,
     landed: Landed,
-    last: Counted | None,
-    known: Known,
+    last: LateCountPosition | None,
+    inputs: PlanInputs,
     ends: Mapping[int, int],
     newest: str | None,
     headers_of: Callable[[Collection[str]], Mapping[str, Header]],
-) -> tuple[Known, Counted]:
+) -> tuple[PlanInputs, LateCountPosition]:
     """Count the events that came since the last count, and that a slice was computed without.
 
     ``newest``: the newest final slice. ``headers_of``: the headers of some days, for old slices with late events.
 
     Returns:
-        the known state with these events, and how far events are counted now.
+        the inputs with these events, and how far events are counted now.
     """
-    topic_id = known.topic.topic_id
-    now = Counted(topic_id=topic_id, ends=ends, at_ms=known.now_ms)
+    topic_id = inputs.topic.topic_id
+    now = LateCountPosition(topic_id=topic_id, ends=ends, at_ms=inputs.now_ms)
     if last and last.topic_id == topic_id:
         now = replace(now, since_ms=last.since_ms)
         rows = partial(landed.since, last.ends, last.since_ms)
@@ -57,37 +57,39 @@ def count_late(
         rows = partial(landed.since, {}, last.at_ms)
     else:
         rows = partial(landed.since, {}, 0)
-    unfinished = {name: entry for name, entry in known.entries.items() if entry.state in _COMPUTED_NOT_FINAL}
+    unfinished = {name: entry for name, entry in inputs.entries.items() if entry.state in _COMPUTED_NOT_FINAL}
     last_computed = max([*unfinished, *([newest] if newest else [])], default=None)
     if last_computed is None:
-        return known, now
+        return inputs, now
     events = rows(slice_named(pipeline, last_computed).end_ms + pipeline.window.reach_ms).to_pylist()
     touched = [_touched(pipeline, event["time"]) for event in events]
     headers = headers_of({name[:8] for names in touched for name in names})
     computed: dict[str, Header | Entry] = {**unfinished, **headers}
     late, in_time = Counter[str](), Counter[str]()
     for event, names in zip(events, touched, strict=True):
-        missing = [name for name in names if name in computed and _is_late(event, computed[name], known.topic)]
+        missing = [name for name in names if name in computed and _is_late(event, computed[name], inputs.topic)]
         late.update(missing)
         in_time.update(name for name in missing if _came_in_time(pipeline, name, event))
     found = {name: headers[name] for name in late if name in headers}
-    return replace(known, headers={**known.headers, **found}, late=late, in_time=in_time), now
+    return replace(inputs, headers={**inputs.headers, **found}, late=late, in_time=in_time), now
 
 
-def tell_apart(pipeline: Pipeline, landed: Landed, known: Known, counted: Counted | None) -> Known:
+def tell_apart(pipeline: Pipeline, landed: Landed, inputs: PlanInputs, counted: LateCountPosition | None) -> PlanInputs:
     """Look up how many late events arrived in time, for ledger lines without that number.
 
     An older version of Tideline wrote such lines. Each is looked up once: its slice then counts as one with late
     events, so that its line is written anew.
     """
-    not_split = [name for name, entry in known.entries.items() if entry.in_time is None][:_TOLD_APART_AT_ONCE]
-    told = {name: _told_apart(pipeline, landed, known, name, counted) for name in not_split}
-    news = {name: known.late.get(name, 0) for name in told}
-    return replace(known, entries={**known.entries, **told}, late={**known.late, **news})
+    not_split = [name for name, entry in inputs.entries.items() if entry.in_time is None][:_TOLD_APART_AT_ONCE]
+    told = {name: _told_apart(pipeline, landed, inputs, name, counted) for name in not_split}
+    news = {name: inputs.late.get(name, 0) for name in told}
+    return replace(inputs, entries={**inputs.entries, **told}, late={**inputs.late, **news})
 
 
-def _told_apart(pipeline: Pipeline, landed: Landed, known: Known, name: str, counted: Counted | None) -> Entry:
-    entry, header = known.entries[name], known.headers.get(name)
+def _told_apart(
+    pipeline: Pipeline, landed: Landed, inputs: PlanInputs, name: str, counted: LateCountPosition | None
+) -> Entry:
+    entry, header = inputs.entries[name], inputs.headers.get(name)
     computed = entry if entry.state in _COMPUTED_NOT_FINAL else header
     if computed is None or (computed is header and header.verdict.startswith(ROLLED_BACK)):
         return replace(entry, in_time=0)
@@ -95,7 +97,11 @@ def _told_apart(pipeline: Pipeline, landed: Landed, known: Known, name: str, cou
 
 
 def missed_by(
-    lake_root: Folder, pipeline: Pipeline, computed: Header | Entry, newest: Entry | None, counted: Counted | None
+    lake_root: Folder,
+    pipeline: Pipeline,
+    computed: Header | Entry,
+    newest: Entry | None,
+    counted: LateCountPosition | None,
 ) -> Missed:
     """The counted events that a run's computed slice misses.
 
@@ -108,7 +114,7 @@ def missed_by(
     return Missed() if landed is None else _missed(pipeline, landed, computed, counted)
 
 
-def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counted: Counted | None) -> Missed:
+def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counted: LateCountPosition | None) -> Missed:
     """Take the counted events behind the offsets up to which the slice was computed."""
     if counted is None or counted.topic_id != _topic_id(computed):
         return Missed()
@@ -121,7 +127,11 @@ def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counte
 
 
 def with_missed(
-    lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry], newest: Mapping[str, Entry], counted: Counted | None
+    lake_root: Folder,
+    pipeline: Pipeline,
+    lines: Iterable[Entry],
+    newest: Mapping[str, Entry],
+    counted: LateCountPosition | None,
 ) -> list[Entry]:
     """A run's ledger lines about its slices, each with the number of events that its slice misses."""
     missed = ((line, missed_by(lake_root, pipeline, line, newest.get(line.slice), counted)) for line in lines)

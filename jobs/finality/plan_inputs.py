@@ -13,12 +13,12 @@ from kafka import KafkaAdminClient
 
 from jobs.broker.clock import Clock
 from jobs.broker.kafka import require
-from jobs.finality.due import Known, Request, Topic
+from jobs.finality.due import PlanInputs, Request, Topic
 from jobs.finality.late import count_late, tell_apart
 from jobs.finality.runs import slices_left
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.slices import Header
 from jobs.pipelines.days import day_of, days_between, incomplete_days, settled_before_ms, tide_line
 from jobs.pipelines.pipeline import Pipeline
@@ -28,15 +28,15 @@ from jobs.storage.folders import Folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class PlanSnapshot:
     """The state of tables and topic, all of it read once."""
 
-    known: Known
+    inputs: PlanInputs
     landed: Landed | None
     ends: Mapping[int, int]
     # How far late events are counted now, and how far the plan before had counted them.
-    counted: Counted | None = None
-    counted_before: Counted | None = None
+    counted: LateCountPosition | None = None
+    counted_before: LateCountPosition | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def read_inputs(
     ledger: Ledger | None,
     request: Request | None,
     clock: Clock,
-) -> Inputs:
+) -> PlanSnapshot:
     """Read everything that decides which slices a run takes."""
     # The clock is read before the topic. So the topic's ends cover all events in time of a slice that is over.
     now_ms, source, finals = clock(), pipeline.source, _Finals.of(final)
@@ -82,18 +82,18 @@ def read_inputs(
     asked = [slice_.name for slice_ in request.slices] if request else []
     last = ledger.counted() if ledger else None
     left = slices_left(lake_root, pipeline) | set(last.undecided if last else ())
-    known = _known(pipeline, now_ms, topic, landed, ends, finals, {*asked, *left})
+    inputs = _inputs(pipeline, now_ms, topic, landed, ends, finals, {*asked, *left})
     if ledger is None:
-        return Inputs(known=known, landed=landed, ends=ends)
-    known = _with_entries(pipeline, replace(known, left=left & known.headers.keys()), ledger, set(asked))
+        return PlanSnapshot(inputs=inputs, landed=landed, ends=ends)
+    inputs = _with_entries(pipeline, replace(inputs, left=left & inputs.headers.keys()), ledger, set(asked))
     # A topic without landed records has no late events. Any landed events are those of an earlier topic.
     if landed is None or not ends:
-        return Inputs(known=known, landed=landed, ends=ends)
-    known, counted = count_late(pipeline, landed, last, known, ends, finals.newest(), finals.headers)
-    if missing := [name for name in known.late if name not in known.entries]:
-        known = replace(known, entries={**known.entries, **ledger.newest(missing)})
-    known = tell_apart(pipeline, landed, known, last)
-    return Inputs(known=known, landed=landed, ends=ends, counted=counted, counted_before=last)
+        return PlanSnapshot(inputs=inputs, landed=landed, ends=ends)
+    inputs, counted = count_late(pipeline, landed, last, inputs, ends, finals.newest(), finals.headers)
+    if missing := [name for name in inputs.late if name not in inputs.entries]:
+        inputs = replace(inputs, entries={**inputs.entries, **ledger.newest(missing)})
+    inputs = tell_apart(pipeline, landed, inputs, last)
+    return PlanSnapshot(inputs=inputs, landed=landed, ends=ends, counted=counted, counted_before=last)
 
 
 def line_of(pipeline: Pipeline, final: FinalTable | None, landed: Landed | None) -> tuple[int | None, int | None]:
@@ -120,7 +120,7 @@ def landed_ends(landed: Landed | None, source: Source, topic: Topic) -> dict[int
     return landed.ends(source.name, topic.topic_id) if landed else {}
 
 
-def _known(
+def _inputs(
     pipeline: Pipeline,
     now_ms: int,
     topic: Topic,
@@ -128,7 +128,7 @@ def _known(
     ends: Mapping[int, int],
     finals: _Finals,
     named: Iterable[str],
-) -> Known:
+) -> PlanInputs:
     """Read the final table for the relevant days, including those on which ``named`` slices begin."""
     first_ms, recent_ms = _first_ms(pipeline, landed, finals), settled_before_ms(pipeline, now_ms)
     days = set(days_between(recent_ms, now_ms))
@@ -139,7 +139,7 @@ def _known(
         # whether all others are final.
         days |= {day_of(begin_ms)} if begin_ms > first_ms else set()
     more = finals.changed_since(recent_ms) | {name[:8] for name in named}
-    return Known(
+    return PlanInputs(
         now_ms=now_ms,
         first_ms=first_ms,
         events_from_ms=landed.from_ms if landed else 0,
@@ -173,11 +173,11 @@ def _line_from(pipeline: Pipeline, first_ms: int | None, finals: _Finals) -> int
     return tide_line(pipeline, first_ms, finals.by_day, lambda day: finals.headers([day]))
 
 
-def _with_entries(pipeline: Pipeline, known: Known, ledger: Ledger, asked: Collection[str]) -> Known:
+def _with_entries(pipeline: Pipeline, inputs: PlanInputs, ledger: Ledger, asked: Collection[str]) -> PlanInputs:
     """Add the newest ledger lines of the relevant slices."""
-    recent_ms, days, wanted = settled_before_ms(pipeline, known.now_ms), set(known.days or ()), {*asked, *known.left}
-    told = [n for n, h in known.headers.items() if n[:8] in days or n in wanted or h.as_of_ms >= recent_ms]
-    versions = {name: known.headers[name].version for name in told if name not in asked}
+    recent_ms, days, wanted = settled_before_ms(pipeline, inputs.now_ms), set(inputs.days or ()), {*asked, *inputs.left}
+    told = [n for n, h in inputs.headers.items() if n[:8] in days or n in wanted or h.as_of_ms >= recent_ms]
+    versions = {name: inputs.headers[name].version for name in told if name not in asked}
     entries, settled = ledger.unsettled(days | {name[:8] for name in (*told, *asked)}, versions)
     rest = tuple(name for name in told if name not in settled)
-    return replace(known, entries=entries, settled=settled, with_entries=rest)
+    return replace(inputs, entries=entries, settled=settled, with_entries=rest)

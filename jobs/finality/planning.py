@@ -19,7 +19,7 @@ from jobs.finality.due import (
     MAX_SLICES,
     Due,
     Request,
-    Survey,
+    SliceSurvey,
     in_time_of,
     needed_from_ms,
     outdated_slices,
@@ -27,7 +27,7 @@ from jobs.finality.due import (
     survey,
 )
 from jobs.finality.late import with_missed
-from jobs.finality.plan_inputs import Inputs, landed_ends, read_inputs, topic_of
+from jobs.finality.plan_inputs import PlanSnapshot, landed_ends, read_inputs, topic_of
 from jobs.finality.runs import Plan, RunFolder, Work, discard_old
 from jobs.lake.events import Count, Landed
 from jobs.lake.final import FinalTable
@@ -49,7 +49,7 @@ INGEST_PATIENCE_SECONDS = 20.0
 class Planned:
     """The findings of a plan, and the work of its run."""
 
-    survey: Survey
+    survey: SliceSurvey
     plan: Plan
 
 
@@ -90,9 +90,9 @@ def look(
 ) -> Planned:
     """Return what a run would do now. No plan, boundary or state is written. The clock is the broker's."""
     final, ledger = _read(lake_root, pipeline)
-    seen = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
-    surveyed = survey(pipeline, seen.known, request)
-    return Planned(survey=surveyed, plan=_plan(pipeline, "", seen, surveyed))
+    snapshot = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
+    surveyed = survey(pipeline, snapshot.inputs, request)
+    return Planned(survey=surveyed, plan=_plan(pipeline, "", snapshot, surveyed))
 
 
 def _read(lake_root: Folder, pipeline: Pipeline) -> tuple[FinalTable | None, Ledger | None]:
@@ -147,9 +147,9 @@ def make(
     """
     with writing(lake_root, pipeline.recompute_job) as lease:
         final, ledger = FinalTable.open(lake_root, pipeline), Ledger.open(lake_root, pipeline)
-        seen = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
-        surveyed = survey(pipeline, seen.known, request)
-        plan = _plan(pipeline, run, seen, surveyed)
+        snapshot = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
+        surveyed = survey(pipeline, snapshot.inputs, request)
+        plan = _plan(pipeline, run, snapshot, surveyed)
         lease.check()
         still_blocked = _close_incidents(lake_root, pipeline, ledger)
         folder = RunFolder.of(lake_root, pipeline, run)
@@ -158,21 +158,21 @@ def make(
             lease.check()
             folder.begin(plan)
         decides = begins and not request
-        _write_states(ledger, seen, surveyed, plan, decides=decides)
+        _write_states(ledger, snapshot, surveyed, plan, decides=decides)
         if begins and not plan.work and not plan.unannounced:
             # Every plan reads the folders of all runs that have not ended, so a run without work ends at once.
             folder.end()
         discard_old(lake_root, pipeline, gives_up=decides, but=folder)
         lease.check()
-        _say_needed(lake_root, pipeline, seen, surveyed, {*still_blocked, *seen.known.left}, request)
+        _say_needed(lake_root, pipeline, snapshot, surveyed, {*still_blocked, *snapshot.inputs.left}, request)
     return Planned(survey=surveyed, plan=plan)
 
 
 def _say_needed(
     lake_root: Folder,
     pipeline: Pipeline,
-    seen: Inputs,
-    surveyed: Survey,
+    snapshot: PlanSnapshot,
+    surveyed: SliceSurvey,
     open_: Collection[str],
     request: Request | None,
 ) -> None:
@@ -180,7 +180,7 @@ def _say_needed(
 
     A plan for a request does not see every due slice, so it never moves that time forward.
     """
-    from_ms, job = needed_from_ms(pipeline, seen.known, surveyed, open_), pipeline.recompute_job
+    from_ms, job = needed_from_ms(pipeline, snapshot.inputs, surveyed, open_), pipeline.recompute_job
     if request:
         from_ms = min(from_ms, said_needed(lake_root, job) or 0)
     say_needed(lake_root, job, from_ms)
@@ -220,17 +220,17 @@ def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:
         ledger.append(with_missed(lake_root, pipeline, said, newest, counted))
 
 
-def _plan(pipeline: Pipeline, run: str, seen: Inputs, surveyed: Survey) -> Plan:
-    due, landed = surveyed.due[:MAX_SLICES], seen.landed
+def _plan(pipeline: Pipeline, run: str, snapshot: PlanSnapshot, surveyed: SliceSurvey) -> Plan:
+    due, landed = surveyed.due[:MAX_SLICES], snapshot.landed
     counts = landed.count(pipeline, [item.slice for item in due]) if landed else {}
     return Plan(
         pipeline=pipeline.name,
         run=run,
-        as_of_ms=seen.known.now_ms,
+        as_of_ms=snapshot.inputs.now_ms,
         fingerprint=pipeline.fingerprint,
         checks=pipeline.checks_fingerprint,
-        topic_id=seen.known.topic.topic_id,
-        offsets=seen.ends,
+        topic_id=snapshot.inputs.topic.topic_id,
+        offsets=snapshot.ends,
         events_version=landed.version if landed else 0,
         work=tuple(_work(item, counts.get(item.slice.name, Count())) for item in due),
         unannounced=surveyed.unannounced,
@@ -262,47 +262,47 @@ def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, n
     )
 
 
-def _undecided(seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> tuple[str, ...]:
+def _undecided(snapshot: PlanSnapshot, surveyed: SliceSurvey, plan: Plan, *, decides: bool) -> tuple[str, ...]:
     """Slices with counted late events that may still reopen them, on days that the next plan does not read.
 
     They exist because a plan for a request decides about no other slice, and a run takes a limited number of slices.
     """
-    known, last = seen.known, seen.counted_before
-    found = {*known.late, *(last.undecided if last else ())}
+    inputs, last = snapshot.inputs, snapshot.counted_before
+    found = {*inputs.late, *(last.undecided if last else ())}
     if decides:
         # This plan may remove the folders of killed runs, so their due slices must be kept here.
         due = {slice_.name for slice_ in (*(due.slice for due in surveyed.due), *surveyed.waiting)}
-        found = {*found, *known.left} & due
+        found = {*found, *inputs.left} & due
     found -= {work.slice for work in plan.work}
-    return tuple(sorted(name for name in found if name[:8] not in (known.days or ())))
+    return tuple(sorted(name for name in found if name[:8] not in (inputs.days or ())))
 
 
-def _write_states(ledger: Ledger, seen: Inputs, surveyed: Survey, plan: Plan, *, decides: bool) -> None:
+def _write_states(ledger: Ledger, snapshot: PlanSnapshot, surveyed: SliceSurvey, plan: Plan, *, decides: bool) -> None:
     """Write boundaries, then closed or reopened slices, then slices that are being recomputed.
 
     ``decides``: whether the plan takes every due slice, as far as there is room.
     """
-    known, now_ms = seen.known, seen.known.now_ms
+    inputs, now_ms = snapshot.inputs, snapshot.inputs.now_ms
     bounded = {
-        slice_.name: _bounded(slice_, boundary, known.entries.get(slice_.name), plan.run, now_ms)
+        slice_.name: _bounded(slice_, boundary, inputs.entries.get(slice_.name), plan.run, now_ms)
         for slice_, boundary in surveyed.taken.items()
-        if slice_.name not in known.headers
+        if slice_.name not in inputs.headers
     }
     ledger.append(bounded.values())
-    entries = {**known.entries, **bounded}
+    entries = {**inputs.entries, **bounded}
     planned = {work.slice for work in plan.work}
     # Late events are counted once: from here on the ledger lines hold their numbers.
     late = [
-        with_late(entries[name], count, now_ms, in_time=known.in_time.get(name, 0))
-        for name, count in known.late.items()
+        with_late(entries[name], count, now_ms, in_time=inputs.in_time.get(name, 0))
+        for name, count in inputs.late.items()
         if name in entries and name not in planned
     ]
     begun = [
         plan.entry(work, State.REOPENED if work.version else State.CLOSED, at_ms=now_ms, late=work.late)
         for work in plan.work
     ]
-    begun = [replace(line, in_time=in_time_of(known, line.slice)) for line in begun]
-    undecided = _undecided(seen, surveyed, plan, decides=decides)
-    counted = replace(seen.counted, undecided=undecided) if seen.counted else None
+    begun = [replace(line, in_time=in_time_of(inputs, line.slice)) for line in begun]
+    undecided = _undecided(snapshot, surveyed, plan, decides=decides)
+    counted = replace(snapshot.counted, undecided=undecided) if snapshot.counted else None
     ledger.append([*begun, *late], counted=counted)
     ledger.append(plan.entry(work, State.RECOMPUTING, at_ms=now_ms) for work in plan.work)

@@ -19,7 +19,7 @@ from jobs.finality.planning import writing
 from jobs.finality.runs import Plan, RunFolder, Work, slices_left
 from jobs.lake.final import FinalTable
 from jobs.lake.final_topic import Message, messages, send, tombstones, window_columns
-from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.publication import Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_passed, reconciled
 from jobs.pipelines.pipeline import Pipeline
@@ -231,7 +231,9 @@ def announce(
     return {header.slice: header.version for header in told}, settled, sent
 
 
-def _line(lake_root: Folder, pipeline: Pipeline, header: Header, entry: Entry | None, counted: Counted | None) -> Entry:
+def _line(
+    lake_root: Folder, pipeline: Pipeline, header: Header, entry: Entry | None, counted: LateCountPosition | None
+) -> Entry:
     line = reconciled(header, entry)
     if not header.verdict.startswith(ROLLED_BACK):
         missed = missed_by(lake_root, pipeline, header, entry, counted)

@@ -66,7 +66,7 @@ _READ = [name for name in SCHEMA.names if name not in _DERIVED]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted(JsonLine):
+class LateCountPosition(JsonLine):
     """How far late events were counted: up to the offsets ``ends``, and up to the arrival time ``at_ms``."""
 
     topic_id: str
@@ -103,11 +103,11 @@ class Ledger(FencedTable):
         except TableNotFoundError:
             return None
 
-    def counted(self) -> Counted | None:
+    def counted(self) -> LateCountPosition | None:
         """Return how far late events were counted at the last write; None before the first count."""
         # Each commit of lines repeats it. The commit that created the table does not have it.
         counted = next((words["counted"] for _, words in self.words() if "counted" in words), None)
-        return Counted.from_json(counted) if counted else None
+        return LateCountPosition.from_json(counted) if counted else None
 
     def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
         """Return the newest line of each slice, or only of the given slices."""
@@ -154,7 +154,7 @@ class Ledger(FencedTable):
         rows = dataset(self._table, self.path, files, SCHEMA).to_table(_READ)
         return rows.sort_by([("commit", "ascending")])
 
-    def append(self, entries: Iterable[Entry], *, counted: Counted | None = None) -> None:
+    def append(self, entries: Iterable[Entry], *, counted: LateCountPosition | None = None) -> None:
         """Add lines in one commit, at most one per slice, so that the commits give the order of a slice's lines.
 
         ``counted``: how far late events were counted for these lines. Without it the last such count is repeated.

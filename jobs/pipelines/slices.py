@@ -94,20 +94,20 @@ def runs_of(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
     return [tuple(run) for run in runs]
 
 
-def closes_at(pipeline: Pipeline, slice_: Slice) -> int:
+def over_at(pipeline: Pipeline, slice_: Slice) -> int:
     """The moment when a slice is over: no event that arrives for it from then on is in time."""
     return slice_.end_ms + pipeline.window.reach_ms + pipeline.allowed_lateness_seconds * 1000 + CLOCK_SKEW_MS
 
 
 def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
     """The reason why a slice is not over at a moment of the broker's clock, or none if it is over."""
-    wait_ms = closes_at(pipeline, slice_) - now_ms
+    wait_ms = over_at(pipeline, slice_) - now_ms
     return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more" if wait_ms > 0 else None
 
 
 def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
     """Whether an event of a slice arrived in time by its broker's stamp, without the margin for clocks that differ."""
-    return arrival_ms < closes_at(pipeline, slice_) - CLOCK_SKEW_MS
+    return arrival_ms < over_at(pipeline, slice_) - CLOCK_SKEW_MS
 
 
 def has_events(pipeline: Pipeline, slice_: Slice, events_from_ms: int) -> bool:

@@ -12,7 +12,7 @@ from kafka.errors import KafkaError
 from pyspark.sql import DataFrame
 
 from jobs.broker.kafka import topic_ids
-from jobs.control.checkpoint import Checkpoint, Planned
+from jobs.control.checkpoint import Checkpoint, PlannedBatch
 from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.failpoints import FailPoint, reach
@@ -39,7 +39,7 @@ class Batch:
     """The micro-batch that a stage function writes."""
 
     number: int
-    plan: Planned
+    plan: PlannedBatch
     note: Note
     late_watermark_ms: int
 

@@ -30,7 +30,7 @@ from jobs.lake.final import FinalTable
 from jobs.lake.final_topic import messages, send
 from jobs.lake.publication import Publication
 from jobs.pipelines.layout import HOUR_MS
-from jobs.pipelines.slices import Slice, closes_at, slices_between
+from jobs.pipelines.slices import Slice, over_at, slices_between
 from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -228,7 +228,7 @@ def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, r
 
 def _over_ms(slices: Sequence[Slice]) -> int:
     """When the last of these slices is over."""
-    return closes_at(PIPELINE, max(slices))
+    return over_at(PIPELINE, max(slices))
 
 
 def _planned(settings: Settings, run: str, slices: Sequence[Slice]) -> tuple[Plan, RunFolder]:

@@ -21,7 +21,7 @@ from jobs.broker.streams import arrow_schema
 from jobs.finality.planning import writing
 from jobs.lake.columns import columns_of, live_schema, schema_of
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
@@ -131,7 +131,7 @@ class MadeLake:
             boundary = Boundary(topic_id=self.topic.topic_id, ends=self._ends(end))
             taken = Entry(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)
             lines = [reconciled(header, taken) for header in headers]
-            counted = Counted(topic_id=self.topic.topic_id, ends=self._ends(end), at_ms=as_of_ms)
+            counted = LateCountPosition(topic_id=self.topic.topic_id, ends=self._ends(end), at_ms=as_of_ms)
             Ledger.open(self.settings.lake_root, PIPELINE).append(lines, counted=counted)
 
     def header(self, slice_: Slice, *, rows: int, as_of_ms: int, end: int = 0, version: int = 1) -> Header:

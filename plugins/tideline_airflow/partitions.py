@@ -8,7 +8,7 @@ from airflow.sdk import Asset, CronPartitionTimetable
 
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.rules import RefusedDefinitionError
-from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, closes_at, slice_at
+from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, over_at, slice_at
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 
 # The default format of Airflow's own partition mappers.
@@ -45,7 +45,7 @@ def slices_until_over(pipeline: Pipeline) -> int:
     Two clocks may differ by a few seconds. These are left out here, else the run would come a whole slice later. The
     run itself waits these seconds instead.
     """
-    length, wait = pipeline.slice_seconds * 1000, closes_at(pipeline, Slice(0, 0)) - CLOCK_SKEW_MS
+    length, wait = pipeline.slice_seconds * 1000, over_at(pipeline, Slice(0, 0)) - CLOCK_SKEW_MS
     return 1 - (-wait // length)
 
 
@@ -62,7 +62,7 @@ def seconds_until_over(pipeline: Pipeline, key: str | None, now_ms: float) -> fl
     Airflow's clock may be ahead of the broker's. If the slice is over only later than that, the clocks are not the
     cause, and the run does not wait.
     """
-    wait_ms = closes_at(pipeline, slice_of(pipeline, key)) - now_ms if key else 0.0
+    wait_ms = over_at(pipeline, slice_of(pipeline, key)) - now_ms if key else 0.0
     return wait_ms / 1000 if 0 < wait_ms <= CLOCK_SKEW_MS + CLOCK_TOLERANCE_MS else 0.0
 
 

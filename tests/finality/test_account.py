@@ -23,7 +23,7 @@ from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.drift import Accounts, Live, _DayTable, final_files
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Entry, Header, State
 from jobs.lake.tables import PRUNE, Manifest, Note, Ranges, TableWriter
@@ -527,7 +527,7 @@ def test_the_request_names_no_slice_whose_rows_are_gone(streamed: Made) -> None:
 
 def recreated(made: Made, since_ms: int, topic_id: str = "t") -> None:
     """The ledger names this topic, and the time since which events are from it."""
-    counted = Counted(topic_id=topic_id, ends={0: 4}, since_ms=since_ms)
+    counted = LateCountPosition(topic_id=topic_id, ends={0: 4}, since_ms=since_ms)
     line = Entry(slice=FIRST.name, state=State.FINAL, at_ms=T0, run="r")
     Ledger.open(made.root, made.pipeline).append([line], counted=counted)
 

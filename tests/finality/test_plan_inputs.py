@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jobs.finality import plan_inputs
-from jobs.finality.due import Known, Request, Survey, survey
+from jobs.finality.due import PlanInputs, Request, SliceSurvey, survey
 from jobs.finality.late import count_late
-from jobs.finality.plan_inputs import Inputs, read_inputs
+from jobs.finality.plan_inputs import PlanSnapshot, read_inputs
 from jobs.finality.runs import RunFolder
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.publication import Publication
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
@@ -56,21 +56,21 @@ def make_lake(lake: Path, final: Collection[Slice], states: Mapping[Slice, State
         FinalTable.open(lake, SUM).publish([Publication(header=each, files=()) for each in headers])
     runs = {True: "run-0", False: "another"}
     lines = [replace(entry(1, state), slice=s.name, run=runs[state is State.FINAL]) for s, state in states.items()]
-    Ledger.open(lake, SUM).append(lines, counted=Counted(topic_id="t1", ends={0: 10}))
+    Ledger.open(lake, SUM).append(lines, counted=LateCountPosition(topic_id="t1", ends={0: 10}))
     land(lake, [event(BEGIN, 9)], *([event(s.start_ms, 20 + at)] for at, s in enumerate(sorted(late))))
 
 
-def read_few(lake: Path, request: Request | None) -> tuple[Inputs, FinalTable]:
+def read_few(lake: Path, request: Request | None) -> tuple[PlanSnapshot, FinalTable]:
     final = FinalTable.open(lake, SUM)
     return read_inputs(lake, None, SUM, final, Ledger.open(lake, SUM), request, lambda: NOW), final  # type: ignore[arg-type]
 
 
-def read_all(lake: Path, request: Request | None) -> Survey:
+def read_all(lake: Path, request: Request | None) -> SliceSurvey:
     """The same survey, made from every header and every ledger line."""
     headers, landed = FinalTable.open(lake, SUM).headers(), Landed.at(lake, SUM.source)
     assert landed is not None
     ends = landed.ends("numbers", "t1")
-    known = Known(
+    inputs = PlanInputs(
         now_ms=NOW,
         first_ms=BEGIN,
         topic=plan_inputs.topic_of(None, SUM.source),  # type: ignore[arg-type]
@@ -78,12 +78,12 @@ def read_all(lake: Path, request: Request | None) -> Survey:
         headers=headers,
         entries=Ledger.open(lake, SUM).newest(),
     )
-    last = Counted(topic_id="t1", ends={0: 10})
-    known, _ = count_late(SUM, landed, last, known, ends, max(headers, default=None), lambda _days: headers)
-    return survey(SUM, known, request)
+    last = LateCountPosition(topic_id="t1", ends={0: 10})
+    inputs, _ = count_late(SUM, landed, last, inputs, ends, max(headers, default=None), lambda _days: headers)
+    return survey(SUM, inputs, request)
 
 
-def found(surveyed: Survey) -> dict[str, Any]:
+def found(surveyed: SliceSurvey) -> dict[str, Any]:
     return {name: getattr(surveyed, name) for name in ("due", "waiting", "taken", "refused", "unannounced")}
 
 
@@ -117,8 +117,8 @@ def test_few_days_say_what_all_say(
     lines = {s: state for s, state in states.items() if s not in gaps or state is not State.FINAL}
     make_lake(lake, [s for s in SLICES if s not in gaps], lines, late)
     request = Request(slices=tuple(sorted(asked)), reason="asked") if asked else None
-    inputs, _ = read_few(lake, request)
-    few = survey(SUM, inputs.known, request)
+    snapshot, _ = read_few(lake, request)
+    few = survey(SUM, snapshot.inputs, request)
     assert found(few) == found(read_all(lake, request))
     last = next((s.start_ms for s in SLICES if s in gaps), SLICES[-1].end_ms)
     assert few.tide_line_ms == (last if last > SLICES[0].start_ms else None)
@@ -139,14 +139,14 @@ def test_of_a_month_four_days_are_opened_and_those_of_which_there_is_news(tmp_pa
     land(tmp_path, [event(late.start_ms, 30)], batch=1)
     RunFolder.of(tmp_path, SUM, "died").begin(plan_of("died", work_of(left.name)))
     asked = Request(slices=(SLICES[80],), reason="asked")
-    inputs, opened = read_few(tmp_path, asked)
+    snapshot, opened = read_few(tmp_path, asked)
     assert days_read(opened) == always | {s.name[:8] for s in (blocked, late, left, SLICES[80])}
-    assert survey(SUM, inputs.known).due[0].slice == left or inputs.known.left == {left.name}
+    assert survey(SUM, snapshot.inputs).due[0].slice == left or snapshot.inputs.left == {left.name}
 
 
 def test_an_old_slice_whose_publish_was_not_announced_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run's folder may be gone. The slice is found because the day's file of headers was written lately."""
     make_lake(tmp_path, SLICES, dict.fromkeys(SLICES[1:], State.FINAL), [])
     monkeypatch.setattr(plan_inputs, "settled_before_ms", lambda *_: 0)
-    inputs, _ = read_few(tmp_path, None)
-    assert survey(SUM, inputs.known).unannounced == (SLICES[0].name,)
+    snapshot, _ = read_few(tmp_path, None)
+    assert survey(SUM, snapshot.inputs).unannounced == (SLICES[0].name,)

@@ -19,7 +19,7 @@ from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.slices import Boundary, Header
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import Slice, closes_at, slice_at, slice_named
+from jobs.pipelines.slices import Slice, over_at, slice_at, slice_named
 from jobs.pipelines.source import CLOCK, CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -229,7 +229,7 @@ def test_what_came_in_time_is_in_the_final_slice_whatever_clock_a_plan_was_made_
     published = publishing.publish(settings, SUM, "ahead", now_ms=now_ms)
     assert hasty.name in published.refused
     assert "by the broker's clock it is not over" in published.refused[hasty.name]
-    assert all(closes_at(SUM, slice_named(SUM, name)) <= now_ms for name in published.versions)
+    assert all(over_at(SUM, slice_named(SUM, name)) <= now_ms for name in published.versions)
     publishing.publish(settings, SUM, "ahead", now_ms=plan.as_of_ms)
     assert header(settings, hasty).version == 1
     events = header(settings, hasty).events

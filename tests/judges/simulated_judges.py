@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from jobs.finality.runs import RunFolder
 from jobs.lake.slices import Entry, Header, State
-from jobs.pipelines.slices import closes_at
+from jobs.pipelines.slices import over_at
 from tests.judges.simulated_broker import SKEW_MS, Record, id_of, is_before
 from tests.judges.simulated_world import (
     MINUTE_MS,
@@ -90,7 +90,7 @@ def judge_due(world: World, newest: Mapping[str, Entry]) -> list[str]:
     defects, final = [], world.history[-1]
     first = min((record.time for record in world.broker.landed), default=world.clock_ms)
     at = slice_of(first).start_ms
-    while closes_at(SUM, slice_of(at)) <= world.clock_ms:
+    while over_at(SUM, slice_of(at)) <= world.clock_ms:
         name = slice_of(at).name
         line = newest.get(name)
         if name not in final and not (line and line.state is State.BLOCKED):

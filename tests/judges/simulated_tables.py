@@ -17,7 +17,7 @@ from jobs.lake.columns import columns_of
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.events import Count
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Counted
+from jobs.lake.ledger import LateCountPosition
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Entry, Header, State
 from jobs.pipelines.slices import Slice
@@ -113,10 +113,10 @@ class LedgerModel:
         }
         return {name: line for name, line in newest.items() if name not in settled}, settled
 
-    def counted(self) -> Counted | None:
+    def counted(self) -> LateCountPosition | None:
         return self.world.counted
 
-    def append(self, entries: Iterable[Entry], *, counted: Counted | None = None) -> None:
+    def append(self, entries: Iterable[Entry], *, counted: LateCountPosition | None = None) -> None:
         lines = list(entries)
         if not lines:
             return

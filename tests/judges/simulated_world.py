@@ -8,10 +8,10 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from jobs.lake.ledger import Counted
+from jobs.lake.ledger import LateCountPosition
 from jobs.lake.slices import Entry, Header
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.slices import Slice, closes_at, slice_at, slice_named
+from jobs.pipelines.slices import Slice, over_at, slice_at, slice_named
 from tests.judges.simulated_broker import Broker, Record, within
 from tests.leases import Leases
 
@@ -42,9 +42,9 @@ class World:
     history: list[Final] = field(default_factory=lambda: [{}])
     lines: list[Entry] = field(default_factory=list)
     commits: int = 0
-    counted: Counted | None = None
+    counted: LateCountPosition | None = None
     # For each topic the first and the last count of late events.
-    counts: dict[str, tuple[Counted, Counted]] = field(default_factory=dict)
+    counts: dict[str, tuple[LateCountPosition, LateCountPosition]] = field(default_factory=dict)
     # Slices and versions with ledger lines that were written when the topic was no longer the planned one.
     told_since: set[tuple[str, int]] = field(default_factory=set)
     topic: dict[bytes, bytes | None] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class World:
         for time in times:
             self.broker.append(self.chance.choice(sorted(self.broker.logs)), time, self.clock_ms)
 
-    def count(self, counted: Counted | None) -> None:
+    def count(self, counted: LateCountPosition | None) -> None:
         """Remember how far late events are counted."""
         if counted is not None:
             self.counted = counted
@@ -104,7 +104,7 @@ def came_in_time(record: Record, name: str) -> bool:
 
 def is_over(world: World, name: str) -> bool:
     """Whether a slice is over by the broker's clock."""
-    return closes_at(SUM, slice_named(SUM, name)) <= world.clock_ms
+    return over_at(SUM, slice_named(SUM, name)) <= world.clock_ms
 
 
 def slice_of(time_ms: int) -> Slice:

@@ -20,7 +20,7 @@ from jobs.finality.publishing import Published
 from jobs.finality.runs import RunFolder, Work
 from jobs.finality.tries import StagedSlice, Try
 from jobs.lake.slices import State
-from jobs.pipelines.slices import closes_at
+from jobs.pipelines.slices import over_at
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from tests.judges.simulated_broker import SKEW_MS
@@ -199,7 +199,7 @@ def happen(world: World) -> None:
     """Let time pass and events come, some of them late; ingest lands some of them."""
     chance = world.chance
     # Sometimes stop when a slice is over: brokers with clocks that are behind then stamp new arrivals too early.
-    over_ms = closes_at(SUM, slice_of(0)) % MINUTE_MS - world.clock_ms % MINUTE_MS
+    over_ms = over_at(SUM, slice_of(0)) % MINUTE_MS - world.clock_ms % MINUTE_MS
     over_ms -= chance.choice((0, 10_000))
     world.clock_ms += chance.choice((0, 1_000, over_ms % MINUTE_MS, 30_000, MINUTE_MS))
     if world.re_creates and chance.random() < 0.1:

@@ -26,7 +26,7 @@ from jobs.finality.runs import RunFolder
 from jobs.finality.tries import Try
 from jobs.lake.slices import Boundary, Entry, Header, State
 from jobs.pipelines import days
-from jobs.pipelines.slices import CLOCK_SKEW_MS, closes_at, early, slice_at, slice_named, slices_between
+from jobs.pipelines.slices import CLOCK_SKEW_MS, early, over_at, slice_at, slice_named, slices_between
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from jobs.streaming.reset_plan import To
@@ -437,7 +437,7 @@ def judge_healed(world: World) -> None:
     """When the slice is over it is computed again, with all events that came in time."""
     run(world, "waiting")
     assert world.history[-1][HASTY.name][0].version == 1, "it is not over yet"
-    world.clock_ms = closes_at(SUM, HASTY)
+    world.clock_ms = over_at(SUM, HASTY)
     run(world, "healing")
     header, content = world.history[-1][HASTY.name]
     assert (header.version, content) == (2, 1009)

@@ -17,7 +17,7 @@ from jobs.control.events_needed import EVENTS_NEEDED, first_needed_ms, needed_fr
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
 from jobs.finality.accounted import accounted_to
-from jobs.finality.due import Known, Request, Topic, needed_from_ms, survey
+from jobs.finality.due import PlanInputs, Request, Topic, needed_from_ms, survey
 from jobs.finality.plan_inputs import line_of
 from jobs.finality.planning import outdated
 from jobs.lake import event_hours, tables
@@ -233,8 +233,8 @@ def test_a_torn_word_keeps_everything_until_the_next_one(tmp_path: Path, content
     assert said_needed(tmp_path, "recompute_one") == NOON_MS
 
 
-def known(after_ms: int = NOON_MS, **changes: object) -> Known:
-    made = Known(
+def inputs(after_ms: int = NOON_MS, **changes: object) -> PlanInputs:
+    made = PlanInputs(
         now_ms=after_ms,
         first_ms=NOON_MS - 3 * DAY_MS,
         topic=Topic(topic_id="t1", earliest={0: 0}, ends={0: 10}),
@@ -292,7 +292,7 @@ def test_a_gap_that_nobody_can_fill_any_more_holds_no_events_back(events: Events
     events.remove_old()
     first_ms, line_ms = line_of(hours, final, Landed.at(events.lake, SOURCE))
     assert line_ms == end_ms
-    seen = known(first_ms=first_ms, line_ms=line_ms, headers={each.slice: each for each in headers})
+    seen = inputs(first_ms=first_ms, line_ms=line_ms, headers={each.slice: each for each in headers})
     seen = replace(seen, events_from_ms=events.from_ms)
     oldest_ms = end_ms - SOURCE.horizon_hours * HOUR_MS - HOUR_MS
     assert needed_from_ms(hours, seen, survey(hours, seen), ()) >= oldest_ms
@@ -301,7 +301,7 @@ def test_a_gap_that_nobody_can_fill_any_more_holds_no_events_back(events: Events
 def test_a_slice_whose_events_are_gone_is_refused_and_never_due() -> None:
     hours = pipeline(slice_seconds=3600, window=Window.session(gap_ms=1000, longest_ms=HOUR_MS))
     gone, part, whole = slices_between(hours, NOON_MS - 2 * DAY_MS - 2 * HOUR_MS, NOON_MS - 2 * DAY_MS + HOUR_MS)
-    seen = known(
+    seen = inputs(
         headers=finals((gone, part, whole)),
         # An older definition made them, and each of them misses an event that came in time.
         in_time={slice_.name: 1 for slice_ in (gone, part, whole)},
@@ -346,16 +346,16 @@ class Scene:
     """A pipeline with random final slices, and accounts of some of them."""
 
     pipeline: Pipeline
-    known: Known
+    inputs: PlanInputs
     accounted: set[str]
     blocked: list[str]
 
     def needed_from_ms(self) -> int:
         """The plain rule: the first event that is needed by a slice that is not done, or that can be reopened."""
-        window, first_ms = self.pipeline.window, self.known.first_ms
+        window, first_ms = self.pipeline.window, self.inputs.first_ms
         assert first_ms is not None
         slices = slices_between(self.pipeline, first_ms, NOON_MS + DAY_MS)
-        not_final = [s for s in slices if s.name not in self.known.headers]
+        not_final = [s for s in slices if s.name not in self.inputs.headers]
         # All records that had arrived by then are landed.
         oldest_ms = not_final[0].start_ms - CLOCK_SKEW_MS - SOURCE.horizon_hours * HOUR_MS
         can_reopen = [s for s in slices if s.end_ms + window.reach_ms > oldest_ms]
@@ -378,7 +378,7 @@ def scene(chance: random.Random, name: str, first_ms: int, lake: Path) -> Scene:
     blocked = [name for name in sorted(final) if chance.random() < 0.01]
     by_day = Counter(name[:8] for name in final)
     line_ms = tide_line(made, first_ms, by_day, lambda day: {name for name in final if name[:8] == day})
-    seen = known(
+    seen = inputs(
         headers={name: header(s) for s in some if (name := s.name) in final}, first_ms=first_ms, line_ms=line_ms
     )
     surveyed = survey(made, seen)

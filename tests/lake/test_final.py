@@ -24,7 +24,7 @@ from jobs.lake.delta import fenced
 from jobs.lake.delta.fenced import FencedTable, OvertakenError
 from jobs.lake.final import FinalTable, follow
 from jobs.lake.final_topic import tombstones
-from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.publication import Publication, PublishedMeanwhileError
 from jobs.lake.slices import Boundary, Entry, Header, State
 from jobs.pipelines import PIPELINES
@@ -352,7 +352,7 @@ def entry(version: int, state: State = State.FINAL) -> Entry:
 
 def test_the_ledger_that_dies_anywhere_has_the_line_or_not(tmp_path: Path) -> None:
     def tell(lake: Path) -> None:
-        Ledger.open(lake, SUM).append([entry(2)], counted=Counted(topic_id="t1", ends={0: 7}))
+        Ledger.open(lake, SUM).append([entry(2)], counted=LateCountPosition(topic_id="t1", ends={0: 7}))
 
     Ledger.open(tmp_path / "reference", SUM).append([entry(1)])
     operations = count_operations(tell, tmp_path / "reference")
@@ -365,7 +365,7 @@ def test_the_ledger_that_dies_anywhere_has_the_line_or_not(tmp_path: Path) -> No
             told = (operations[at], moment) == ("commit", "after")
             ledger = Ledger.open(lake, SUM)
             assert ledger.newest() == {FIRST.name: entry(2 if told else 1)}
-            assert ledger.counted() == (Counted(topic_id="t1", ends={0: 7}) if told else None)
+            assert ledger.counted() == (LateCountPosition(topic_id="t1", ends={0: 7}) if told else None)
             ledger.append([entry(3, State.REOPENED)])
             assert Ledger.open(lake, SUM).newest() == {FIRST.name: entry(3, State.REOPENED)}
 
@@ -393,14 +393,14 @@ def test_a_ledger_of_an_older_version_does_not_say_what_came_in_time(tmp_path: P
     late = replace(entry(1), slice=SECOND.name, late=2)
     with monkeypatch.context() as patch:
         patch.setattr(module, "SCHEMA", module.SCHEMA.remove(module.SCHEMA.get_field_index("in_time")))
-        Ledger.open(tmp_path, SUM).append([entry(1), late], counted=Counted(topic_id="t1", ends={0: 7}))
+        Ledger.open(tmp_path, SUM).append([entry(1), late], counted=LateCountPosition(topic_id="t1", ends={0: 7}))
     told = {FIRST.name: entry(1), SECOND.name: replace(late, in_time=None)}
     read = Ledger.read(tmp_path, SUM)
     assert read is not None
     assert read.newest() == told
     monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 1)
     ledger = Ledger.open(tmp_path, SUM)
-    assert (ledger.newest(), ledger.counted()) == (told, Counted(topic_id="t1", ends={0: 7}))
+    assert (ledger.newest(), ledger.counted()) == (told, LateCountPosition(topic_id="t1", ends={0: 7}))
     ledger.append([replace(late, version=2, in_time=1)])
     read = Ledger.read(tmp_path, SUM)
     assert read is not None
@@ -415,11 +415,11 @@ def test_the_ledger_keeps_its_order_when_small_files_are_merged(tmp_path: Path, 
     monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 3)
     ledger = Ledger.open(tmp_path, SUM)
     for version in range(1, 9):
-        ledger.append([entry(version)], counted=Counted(topic_id="t1", ends={0: version}))
+        ledger.append([entry(version)], counted=LateCountPosition(topic_id="t1", ends={0: version}))
     read = Ledger.read(tmp_path, SUM)
     assert read is not None
     assert [line.version for line in read.history(FIRST.name)] == list(range(1, 9))
-    assert read.counted() == Counted(topic_id="t1", ends={0: 8})
+    assert read.counted() == LateCountPosition(topic_id="t1", ends={0: 8})
     assert len(fenced.files_with_sizes(read._table)) < 4
 
 

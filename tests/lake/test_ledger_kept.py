@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 
 from jobs.lake import ledger as module
 from jobs.lake.delta.reading import rows_by_partition
-from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slices_between
@@ -102,7 +102,7 @@ def test_lines_that_end_as_they_began_are_told_apart_by_their_commits(ledger: Le
 def test_a_year_of_plans_is_bounded_by_what_a_plan_itself_does(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer's own turns ensure this. They also pass on how far late events are counted."""
     monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 3)
-    counted = Counted(topic_id="t1", ends={0: 7})
+    counted = LateCountPosition(topic_id="t1", ends={0: 7})
     for days in range(30, 0, -1):
         write(ledger, days, *ALL[:4])
         ledger.append([entry(slice_, at_ms=NOW_MS - (days - 1) * DAY_MS) for slice_ in slices(days)], counted=counted)

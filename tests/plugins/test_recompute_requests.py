@@ -11,7 +11,7 @@ from croniter import croniter
 
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.rules import RefusedDefinitionError
-from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, closes_at, slice_named
+from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, over_at, slice_named
 from jobs.refusal import Refusal
 from tideline_airflow.partitions import (
     cron_of,
@@ -100,16 +100,16 @@ def test_a_run_begins_with_every_slice_and_finds_its_own_over(seconds: int) -> N
     now_ms = round(moments[0].timestamp() * 1000)
     start = now_ms - slices_until_over(pipeline) * seconds * 1000
     own, later = Slice(start, start + seconds * 1000), Slice(start + seconds * 1000, start + 2 * seconds * 1000)
-    assert closes_at(pipeline, own) - CLOCK_SKEW_MS <= now_ms < closes_at(pipeline, later) - CLOCK_SKEW_MS
-    assert now_ms + seconds_until_over(pipeline, key_of(own), now_ms) * 1000 >= closes_at(pipeline, own)
+    assert over_at(pipeline, own) - CLOCK_SKEW_MS <= now_ms < over_at(pipeline, later) - CLOCK_SKEW_MS
+    assert now_ms + seconds_until_over(pipeline, key_of(own), now_ms) * 1000 >= over_at(pipeline, own)
 
 
 @pytest.mark.parametrize(
     ("late_ms", "seconds"), [(-35_001, 0.0), (-35_000, 35.0), (-5000, 5.0), (-1, 0.001), (0, 0.0), (60_000, 0.0)]
 )
 def test_a_run_waits_for_two_clocks_and_for_nothing_else(late_ms: int, seconds: float) -> None:
-    assert seconds_until_over(SUM, KEY, closes_at(SUM, OWN) + late_ms) == seconds
-    assert seconds_until_over(SUM, None, closes_at(SUM, OWN) + late_ms) == 0.0
+    assert seconds_until_over(SUM, KEY, over_at(SUM, OWN) + late_ms) == seconds
+    assert seconds_until_over(SUM, None, over_at(SUM, OWN) + late_ms) == 0.0
 
 
 @pytest.mark.parametrize("speed", [1.0, 0.5], ids=["of the same speed", "of half the speed"])
@@ -117,10 +117,10 @@ def test_a_run_that_comes_early_by_the_brokers_clock_waits_for_its_slice(speed: 
     begin = time.monotonic()
 
     def clock() -> float:
-        return closes_at(SUM, OWN) - 50 + (time.monotonic() - begin) * 1000 * speed
+        return over_at(SUM, OWN) - 50 + (time.monotonic() - begin) * 1000 * speed
 
     wait_until_over(SUM, KEY, clock)
-    assert closes_at(SUM, OWN) <= clock() < closes_at(SUM, NEXT)
+    assert over_at(SUM, OWN) <= clock() < over_at(SUM, NEXT)
 
 
 @pytest.mark.parametrize("seconds", [1, 30, 90, 420, 5400, 18000, 172800])

@@ -20,14 +20,14 @@ from jobs.lake.columns import columns_of, live_schema, schema_of
 from jobs.lake.drift import BALANCE_SCHEMA, Accounts, drift_schema
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Counted, Ledger
+from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, closes_at
+from jobs.pipelines.slices import Slice, over_at
 from jobs.pipelines.source import Source
 from jobs.settings import KeptDays, Settings
 from jobs.storage.folders import Folder
@@ -185,7 +185,7 @@ class PipelineYear:
 
     def _announce(self, headers: Sequence[Header]) -> None:
         """Write the lines of the ledger that a plan and an audit write before a publish."""
-        counted = Counted(topic_id=headers[-1].topic_id, ends=headers[-1].offsets, at_ms=headers[-1].as_of_ms)
+        counted = LateCountPosition(topic_id=headers[-1].topic_id, ends=headers[-1].offsets, at_ms=headers[-1].as_of_ms)
         for state in _STATES:
             entries = [self._entry(header, state) for header in headers]
             self._ledger.append(entries, counted=counted if state is State.CLOSED else None)
@@ -299,7 +299,7 @@ def offset_at(begin_ms: int, slice_: Slice) -> int:
 
 def over_seconds(pipeline: Pipeline, slice_: Slice) -> float:
     """The time when a slice's run begins, a second after the slice is over."""
-    return closes_at(pipeline, slice_) / 1000 + 1
+    return over_at(pipeline, slice_) / 1000 + 1
 
 
 def note_of(job: str, source: Source, topic: TopicState, start: int, end: int, *, batch: int) -> Note:
