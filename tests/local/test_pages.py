@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from jobs.control import incidents
+from jobs.control import incident
 from jobs.pipelines import PIPELINES, SOURCES
 from jobs.pipelines.source import Source
 from jobs.settings import PROJECT, KeptDays
@@ -47,7 +47,7 @@ def test_links_lead_somewhere(page):
 
 def test_every_incident_has_its_row():
     """The functions of one module make the keys; each is shown with its parameters in capitals."""
-    makers = [made for _, made in inspect.getmembers(incidents, inspect.isfunction) if _makes_a_key(made)]
+    makers = [made for _, made in inspect.getmembers(incident, inspect.isfunction) if _makes_a_key(made)]
     keys = {maker(*map(_shown, inspect.signature(maker).parameters)) for maker in makers}
     shown = re.findall(r"^\| `([^`]+\.[^`]+)` \|", (pages.PAGES / "alerts.md").read_text(), re.MULTILINE)
     assert set(shown) == keys
@@ -65,7 +65,7 @@ def test_keys_of_incidents_are_made_nowhere_else():
     """A text that ends with a dot is only a prefix for a search, so it is allowed."""
     made = re.compile(r'f"(?:account|check|dag|recompute|stream)\.[^"]*[^."]"')
     code = [*(PROJECT / "jobs").rglob("*.py"), *(PROJECT / "plugins").rglob("*.py")]
-    assert [file.name for file in code if made.search(file.read_text())] == ["incidents.py"]
+    assert [file.name for file in code if made.search(file.read_text())] == ["incident.py"]
 
 
 def test_nobody_budgets_a_retention_that_does_not_exist():
