@@ -57,6 +57,11 @@ def full_disk() -> str:
     return "disk.lake.full"
 
 
+def seen_failures(dag_id: str) -> str:
+    """Where the failed runs of a DAG that were seen are noted. This is no incident."""
+    return f"dag.{dag_id}.seen"
+
+
 class Happening(StrEnum):
     """The kind of a document of an incident."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.control.incident import Happening, Incident, Unsent, blocked, unreadable
+from jobs.control.incident import Happening, Incident, Unsent, blocked, seen_failures, unreadable
 from jobs.pipelines.layout import INCIDENTS
 from jobs.storage.documents import UNREADABLE, Documents, Report
 from jobs.storage.folders import Folder
@@ -190,11 +190,11 @@ class Incidents:
 
     def note_failure(self, dag_id: str, run_id: str) -> None:
         """Note that the failure of a run has its incident, under any key."""
-        self._documents.replace(_seen(dag_id), {"run": run_id})
+        self._documents.replace(seen_failures(dag_id), {"run": run_id})
 
     def knows_failure(self, dag_id: str, run_id: str) -> bool:
         """Whether the failure of this run was noted."""
-        return self._documents.read(_seen(dag_id)) == {"run": run_id}
+        return self._documents.read(seen_failures(dag_id)) == {"run": run_id}
 
     def _settle(self, key: str, number: int, channels: Iterable[str]) -> None:
         told = {"happening": Happening.TOLD, "time": time.time(), "channels": sorted(channels)}
@@ -284,10 +284,6 @@ def report_of(lake_root: Folder) -> Report:
         incidents.close(key, "it was given up, and work goes on without it")
 
     return report
-
-
-def _seen(dag_id: str) -> str:
-    return f"dag.{dag_id}.seen"
 
 
 def _word(key: str, number: int) -> str:
