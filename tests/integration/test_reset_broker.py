@@ -171,7 +171,7 @@ def test_a_changed_definition_is_handed_over(
 ) -> None:
     produce("numbers", numbers(600))
     run_sum(settings)
-    with pytest.raises(Refusal, match="nothing of topic 'numbers' is landed, so there is no tide line"):
+    with pytest.raises(Refusal, match="nothing of topic 'numbers' is landed, so there is no offset to hand over at"):
         planned(settings, "rolling_sum", To.LANDED)
     run_ingest(settings)
     produce("numbers", numbers(300))
