@@ -1,13 +1,12 @@
 """`tideline bench` and `tideline soak`."""
 
 import signal
-import sys
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from jobs.cli.shared import steps
+from jobs.cli.shared import console_for_tables, steps
 from jobs.settings import Settings
 
 
@@ -43,9 +42,9 @@ def bench(
     if results.scaled:
         Console().print(bench_report.scale_table(results.scaled))
     for table in bench_report.batch_tables(results):
-        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        console_for_tables().print(table)
     for table in bench_year_report.tables(results.year) if results.year else ():
-        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        console_for_tables().print(table)
     if results.year:
         print(bench_year_report.verdict(results.year))
     if not only and records >= measure.WHOLE_RECORDS:
@@ -74,7 +73,7 @@ def soak(
     with steps("soak") as step:
         soaked = watch.run(minutes, step, quota)
     for table in soak_report.tables(soaked):
-        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        console_for_tables().print(table)
     print("\n".join(soak_report.verdict(soaked)))
     if soaked.unmet():
         raise typer.Exit(1)

@@ -1,6 +1,7 @@
 """Shared by all commands: printing, progress, stop signals, and the way to the platform."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,11 @@ class Output(StrEnum):
 
 
 Format = Annotated[Output, typer.Option("--format", help="A table for people, JSON for programs.")]
+
+
+def console_for_tables() -> Console:
+    """A console with the width of the terminal; in a file or a pipe, tables are wide enough for all columns."""
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 @contextmanager

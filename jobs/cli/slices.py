@@ -1,13 +1,11 @@
 """Final slices, through DAG runs: plan, restate, rollback."""
 
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from jobs.cli.shared import Format, Output, airflow, pipeline_named, steps
+from jobs.cli.shared import Format, Output, airflow, console_for_tables, pipeline_named, steps
 from jobs.refusal import Refusal
 from jobs.times import parse_time
 
@@ -79,7 +77,7 @@ def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
         print(json.dumps(said))
         return
     if said["slices"]:
-        Console(width=None if sys.stdout.isatty() else 160).print(plan_report.table(said["slices"]))
+        console_for_tables().print(plan_report.table(said["slices"]))
     print("\n".join(said["said"]))
     if not said["dry_run"]:
         print("Done: what the audit has passed is final.")

@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from jobs.cli.shared import Format, Output, airflow, errors, pipeline_named
+from jobs.cli.shared import Format, Output, airflow, console_for_tables, errors, pipeline_named
 from jobs.refusal import Refusal
 from jobs.settings import Settings, environment
 from jobs.times import parse_time
@@ -34,7 +33,7 @@ def streams_status(jobs: _Jobs = None, output: Format = Output.TABLE) -> None:
     if output is Output.JSON:
         print(json.dumps({"streams": fleet.as_rows(states), "incidents": incidents}))
     else:
-        Console(width=None if sys.stdout.isatty() else 160).print(fleet.table(states))
+        console_for_tables().print(fleet.table(states))
         for incident in incidents:
             print(f"incident: {incident}")
     if incidents or not all(state.is_well for state in states):

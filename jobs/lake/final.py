@@ -14,6 +14,7 @@ from itertools import islice, takewhile
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -334,13 +335,11 @@ def files_of_headers(table: DeltaTable) -> dict[str, tuple[int, int]]:
     actions = pa.table(table.get_add_actions(flatten=True))
     if not actions.num_rows:
         return {}
-    columns = (actions[name].to_pylist() for name in ("path", "num_records", "modification_time"))
-    files = ((value_of(path), rows, placed_ms) for path, rows, placed_ms in zip(*columns, strict=True))
-    return {
-        value.removeprefix(HEADERS_SLICE): (rows, placed_ms)
-        for value, rows, placed_ms in files
-        if value.startswith(HEADERS_SLICE)
-    }
+    # A table has tens of thousands of files with rows, and one file of headers for each day.
+    headers = actions.filter(pc.starts_with(actions["path"], f"slice={HEADERS_SLICE}"))
+    columns = (headers[name].to_pylist() for name in ("path", "num_records", "modification_time"))
+    files = zip(*columns, strict=True)
+    return {value_of(path).removeprefix(HEADERS_SLICE): (rows, placed_ms) for path, rows, placed_ms in files}
 
 
 def _retention() -> dict[str, str]:

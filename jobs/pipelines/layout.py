@@ -9,8 +9,10 @@ HEADERS_SLICE = "headers-"
 ROWS_SLICE = "rows-"
 # Incidents of all jobs. No job's name begins with an underscore, so no job has this folder.
 INCIDENTS = "control/_incidents"
+# What is put aside lies in a folder of this name. Upkeep removes it after a while.
+PUT_ASIDE = "_aside"
 # The folder to which a reset moves the old checkpoint.
-ASIDE = "checkpoints/_aside"
+ASIDE = f"checkpoints/{PUT_ASIDE}"
 
 
 def checkpoint_of(job: str, source: str | None = None) -> str:

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from jobs.control.checkpoint import Checkpoint
 from jobs.lake.tables import Note
+from jobs.pipelines.layout import PUT_ASIDE
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder, make_durable, make_folder
 
 log = logging.getLogger(__name__)
-
-_ASIDE = "_aside"
 
 
 @dataclass
@@ -79,7 +78,7 @@ def _put_aside_if_torn(file: Folder, read: Callable[[int], object], batch: int) 
 def _put_aside(file: Folder) -> None:
     if not isinstance(file, Path):
         return
-    aside = file.parent.parent / _ASIDE / f"{file.parent.name}-{file.name}-{uuid.uuid4().hex}"
+    aside = file.parent.parent / PUT_ASIDE / f"{file.parent.name}-{file.name}-{uuid.uuid4().hex}"
     make_folder(aside.parent)
     file.rename(aside)
     # Hadoop's checksums of a file lie beside it.

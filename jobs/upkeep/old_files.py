@@ -15,6 +15,7 @@ from jobs.finality.planning import writing
 from jobs.finality.runs import KEPT_SECONDS, discard_old, old_runs
 from jobs.lake.delta.freeing import free_tables
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.layout import PUT_ASIDE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 DAY_SECONDS = 24 * 3600.0
 # Files are put aside after a power cut or by a reset. A person may want to look at them.
 ASIDE_KEPT_SECONDS = 30 * DAY_SECONDS
-_ASIDE = "_aside"
 # Checkpoints of `ingest` lie one level deeper. Only they are searched so deep: in a table that level holds all its
 # partitions.
 _DEEP = "checkpoints"
@@ -39,7 +39,7 @@ def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
     return [
         Removed(what="incidents", files=Incidents.of(lake_root).discard_old(kept_seconds)),
         _total("copies of unreadable documents", _older(_folders(lake_root, UNREADABLE), kept_seconds)),
-        _total("what was put aside", _older(_folders(lake_root, _ASIDE), ASIDE_KEPT_SECONDS)),
+        _total("what was put aside", _older(_folders(lake_root, PUT_ASIDE), ASIDE_KEPT_SECONDS)),
         _total("pages about audits and checks", _older(_children(lake_root / "quality"), KEPT_SECONDS)),
         _total("run folders", (size for pipeline in PIPELINES.values() for size in _runs(lake_root, pipeline))),
         _replaced(lake_root),

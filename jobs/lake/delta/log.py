@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from jobs.pipelines.layout import PUT_ASIDE
 from jobs.storage.folders import Folder, make_durable, make_folder
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def open_whole(path: Folder) -> DeltaTable:
             return table
         torn = _torn_files(path)
     for file in torn:
-        aside = Path(str(path)) / "_aside" / f"{file.name}-{uuid.uuid4().hex}"
+        aside = Path(str(path)) / PUT_ASIDE / f"{file.name}-{uuid.uuid4().hex}"
         log.warning("%s was torn, as by a power cut: it is put aside as %s", file, aside)
         make_folder(aside.parent)
         file.rename(aside)
