@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -129,6 +130,14 @@ def test_an_older_version_can_be_read_again(tmp_path: Path) -> None:
     assert then is not None
     assert then.rows(FIRST.name) == windows(FIRST, 1)
     assert table.published_at(FIRST.name, 3) is None
+
+
+def test_only_headers_say_of_which_days_slices_are_final(tmp_path: Path) -> None:
+    """Files with rows lie in folders that are named after slices, beside those of the headers."""
+    table = publish(tmp_path, 1)
+    by_day = Counter(slice_.name[:8] for slice_ in (FIRST, SECOND))
+    assert (table.days(), table.slices_by_day()) == (sorted(by_day), by_day)
+    assert (table.days_changed_since(0), table.days_changed_since(table.newest_ms() + 1)) == (set(by_day), set())
 
 
 def test_an_empty_slice_has_a_header_and_no_rows(tmp_path: Path) -> None:
