@@ -270,6 +270,8 @@ def final_rows_defects(
 
     ``due_ms`` is the moment, by the broker's clock, of the last plan that looked at all slices. Each slice that was
     over by then must be final. The newest header cannot give this moment: the last slices may be the missing ones.
+    Slices are due from the first event on that lies within the offsets of any header. An older event that arrived
+    after the last plan was not known to it.
     """
     headers = {row["final_slice"]: json.loads(row["header"]) for row in rows if row.get("final_slice")}
     windows: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -299,11 +301,12 @@ def _left_out(
     due_ms: int,
     blocked: Collection[str],
 ) -> list[str]:
-    """I6: from the first event on, each slice that was over at ``due_ms`` is final, or blocked."""
+    """I6: from the first event on that a plan knew, each slice that was over at ``due_ms`` is final, or blocked."""
     if not headers:
         return ["nothing is final"] if events else []
     length = next(iter(headers.values()))["slice_seconds"] * 1000
-    first = min(min((event.event_ms for event in events), default=_start(min(headers))), _start(min(headers)))
+    known = [event.event_ms for header in headers.values() for event in _counted(header, events)]
+    first = min([_start(min(headers)), *known])
     size_ms, slide_ms = oracle.SHAPES[pipeline]
     # A slice that begins later was not over yet.
     last = due_ms - (size_ms - slide_ms) - ALLOWED_LATENESS_MS - CLOCK_SKEW_MS - length
@@ -320,13 +323,18 @@ def _name(start_ms: int) -> str:
     return datetime.fromtimestamp(start_ms / 1000, UTC).strftime(_SLICE)
 
 
+def _counted(header: dict[str, Any], events: list[oracle.Event]) -> list[oracle.Event]:
+    """The events within the offsets of a slice's header."""
+    ends = {int(partition): offset for partition, offset in header["offsets"].items()}
+    return [event for event in events if event.record.offset < ends.get(event.record.partition, 0)]
+
+
 def _slice_defects(
     pipeline: str, name: str, header: dict[str, Any], rows: list[dict[str, Any]], events: list[oracle.Event]
 ) -> list[str]:
     start = _start(name)
     end = start + header["slice_seconds"] * 1000
-    ends = {int(partition): offset for partition, offset in header["offsets"].items()}
-    counted = [event for event in events if event.record.offset < ends.get(event.record.partition, 0)]
+    counted = _counted(header, events)
     wanted = {at: row for at, row in oracle.aggregate(pipeline, counted).items() if start <= at[0] < end}
     key = "word" if pipeline == "word_count" else "key"
     found = {(_ms(row["window_start"]), row[key]): row for row in rows}

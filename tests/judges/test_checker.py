@@ -282,8 +282,10 @@ def final_rows() -> Rows:
 DUE_MS = T0 + 4_000 + checker.ALLOWED_LATENESS_MS + checker.CLOCK_SKEW_MS
 
 
-def final_defects(rows: Rows, due_ms: int = DUE_MS, blocked: Collection[str] = ()) -> list[str]:
-    return checker.final_rows_defects("rolling_sum", rows, records(), due_ms=due_ms, blocked=blocked)
+def final_defects(
+    rows: Rows, due_ms: int = DUE_MS, blocked: Collection[str] = (), more: Collection[Record] = ()
+) -> list[str]:
+    return checker.final_rows_defects("rolling_sum", rows, [*records(), *more], due_ms=due_ms, blocked=blocked)
 
 
 def windows_of_events() -> list[Any]:
@@ -359,6 +361,13 @@ def test_a_slice_that_is_missing_is_named_wherever_it_lies(missing: set[int]) ->
     named = {name for name in gone if name != checker._name(T0 - 1000)}
     assert final_defects(left) == [f"left out: slice {name}" for name in sorted(named)]
     assert final_defects(left, blocked=gone) == []
+
+
+@pytest.mark.parametrize(("offset", "left_out"), [(19, 1), (20, 0)])
+def test_an_older_event_makes_slices_due_only_if_a_plan_knew_it(offset: int, left_out: int) -> None:
+    """The offsets of the headers end before 20. A record from there on arrived after the last plan."""
+    old = Record(offset=offset, arrival_ms=DUE_MS, value=b'{"id":99,"ts":%d,"value":1}' % (T0 - 2000))
+    assert final_defects(final_rows(), more=[old]) == [f"left out: slice {checker._name(T0 - 2000)}"] * left_out
 
 
 def test_a_slice_that_was_not_over_at_the_last_plan_may_be_missing() -> None:
