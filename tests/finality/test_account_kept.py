@@ -26,7 +26,7 @@ from jobs.lake.drift import Accounts, drift_schema
 from jobs.lake.final import FinalTable
 from jobs.pipelines.slices import slice_at
 from jobs.settings import Settings
-from tests.finality.test_account import FIRST, PIPELINE, Made, done, never, two_slices
+from tests.finality.accounts import FIRST, PIPELINE, Made, done, never, two_slices
 from tests.judges.naive_stream import T0
 
 DAY_MS = 86_400_000

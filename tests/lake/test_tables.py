@@ -1,21 +1,16 @@
 """Tables with one writer: a commit is whole or not there and happens once, and an overtaken writer commits nothing."""
 
-import json
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from queue import Queue
-from typing import Any
 
-import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -24,9 +19,7 @@ from hypothesis import strategies as st
 
 from jobs.lake import tables
 from jobs.lake.delta.fenced import OvertakenError
-from jobs.lake.delta.log import said_at
 from jobs.lake.delta.reading import files_of, rows_by_partition
-from jobs.lake.delta.retention import Freed, took_turn
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, TornStageError, last_note
 from jobs.refusal import Refusal
 from tests import processes
@@ -69,11 +62,6 @@ def rows(path: Path) -> list[int]:
 
 def files_on_disk(path: Path) -> set[Path]:
     return {file.relative_to(path) for file in path.glob("slice=*/*.parquet")}
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "live" / "rolling_sum"
 
 
 def opened(path: Path, epoch: int = 1) -> TableWriter:
@@ -491,269 +479,3 @@ def test_of_processes_that_commit_at_the_same_moment_one_succeeds(tmp_path: Path
         winners = [int(answer) for at, answer in found if at == number and answer != "refused"]
         assert len(winners) == 1, winners
         assert rows(tmp_path / str(number)) == winners
-
-
-# -- Tending --
-
-
-def test_small_files_are_merged_at_their_time_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
-    writer = opened(path)
-    writer.tend()
-    for batch in range(4):
-        commit(writer, batch)
-        writer.tend()
-        assert len(DeltaTable(path).file_uris()) == batch + 1
-    commit(writer, 4)
-    writer.tend()
-    assert len(DeltaTable(path).file_uris()) == 1
-    assert DeltaTable(path).version() == 6
-    commit(writer, 5)
-    writer.tend()
-    assert len(DeltaTable(path).file_uris()) == 2
-    assert (rows(path), last_note(path)) == ([0, 1, 2, 3, 4, 5], note(5))
-    assert opened(path).has(WRITE_ID, 5)
-
-
-def test_the_cadence_goes_on_after_each_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
-    writer = opened(path)
-    most = 0
-    for batch in range(30):
-        commit(writer, batch)
-        writer.tend()
-        most = max(most, len(DeltaTable(path).file_uris()))
-    assert most <= 6
-    assert (rows(path), last_note(path)) == (list(range(30)), note(29))
-
-
-def test_files_that_no_reader_needs_are_deleted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
-    monkeypatch.setattr(tables, "DELETE_EVERY_SECONDS", 0)
-    at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
-    monkeypatch.setattr(tables, "_PROPERTIES", at_once)
-    writer = opened(path)
-    for batch in range(9):
-        commit(writer, batch)
-        writer.tend()
-    assert DeltaTable(path).version() == 11, "nine commits and two merges; a deletion is no commit"
-    for batch in range(9, 30):
-        commit(writer, batch)
-        writer.tend()
-        assert rows(path) == list(range(batch + 1))
-        assert last_note(path) == note(batch)
-    assert len(files_on_disk(path)) < 20
-    assert opened(path).has(WRITE_ID, 29)
-
-
-def test_how_long_replaced_files_are_kept_can_be_set_for_a_table_that_exists(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    zombie = opened(path)
-    commit(zombie, 0)
-    monkeypatch.setenv("REPLACED_FILES_KEPT_MINUTES", "5")
-    commit(opened(path), 1)
-    there = DeltaTable(path)
-    names = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
-    assert [there.metadata().configuration[name] for name in names] == ["interval 5 minutes"] * 2
-    version = there.version()
-    # The commit that sets it allows the deletion of all entries before it.
-    assert Note.from_json(said_at(path, version - 1)["userMetadata"]) == note(0)
-    commit(opened(path), 2)
-    assert DeltaTable(path).version() == version + 1, "it is set once"
-    assert (rows(path), last_note(path)) == ([0, 1, 2], note(2))
-    with pytest.raises(OvertakenError):
-        commit(zombie, 3)
-
-
-def test_files_are_deleted_several_times_within_the_time_for_which_they_are_kept(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last turn was two minutes ago; with the default the next one would come in an hour."""
-    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
-    for minutes, turns in (("", 0), ("5", 1)):
-        monkeypatch.setenv("REPLACED_FILES_KEPT_MINUTES", minutes)
-        writer = opened(path)
-        took_turn(path, Freed(files=7))
-        last = json.loads((path / "_freed.json").read_text())
-        (path / "_freed.json").write_text(json.dumps({**last, "time": last["time"] - 120}))
-        commit(writer, turns)
-        writer.tend()
-        assert (json.loads((path / "_freed.json").read_text())["files"] != 7) == bool(turns)
-
-
-def test_an_overtaken_writer_deletes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
-    monkeypatch.setattr(tables, "_PROPERTIES", at_once)
-    zombie = opened(path)
-    for batch in range(3):
-        commit(zombie, batch)
-    zombie.merge_small_files(note(2).to_json())
-    assert len(DeltaTable(path).file_uris()) == 1
-    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
-    monkeypatch.setattr(tables, "DELETE_EVERY_SECONDS", 0)
-    successor = opened(path)
-    commit(successor, 3, epoch=2)
-    before = files_on_disk(path)
-    assert len(before) == 5
-    with pytest.raises(OvertakenError, match="deletes nothing"):
-        zombie.tend()
-    assert files_on_disk(path) == before
-    with pytest.raises(OvertakenError):
-        commit(zombie, 3, 99)
-    successor.tend()
-    assert len(files_on_disk(path)) < 5
-    assert (rows(path), last_note(path)) == ([0, 1, 2, 3], note(3, epoch=2))
-
-
-def test_what_readers_may_still_need_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
-    monkeypatch.setattr(tables, "DELETE_EVERY_SECONDS", 0)
-    writer = opened(path)
-    for batch in range(4):
-        commit(writer, batch)
-    reader = DeltaTable(path)
-    commit(writer, 4)
-    writer.tend()
-    assert sorted(files_of(reader, path).to_table()["number"].to_pylist()) == [0, 1, 2, 3]
-    assert rows(path) == [0, 1, 2, 3, 4]
-
-
-def test_a_long_history_keeps_its_last_note_and_what_was_done(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This goes past two checkpoints of the log, and past the removal of the entries before them."""
-    writer = opened(path)
-    for batch in range(120):
-        commit(writer, batch)
-        if batch in (48, 49, 50, 98, 99, 100, 119):
-            assert last_note(path) == note(batch)
-            assert opened(path).has(WRITE_ID, batch)
-    log = path / "_delta_log"
-    for entry in log.glob("*.json"):
-        os.utime(entry, (0, 0))
-    DeltaTable(path).cleanup_metadata()
-    assert not (log / f"{0:020}.json").exists()
-    assert last_note(path) == note(119)
-    successor = opened(path)
-    assert [successor.has(WRITE_ID, batch) for batch in (0, 119, 120)] == [True, True, False]
-    commit(successor, 120)
-    assert (rows(path), last_note(path)) == (list(range(121)), note(120))
-
-
-# -- Statistics: readers pass over files by them, so a wrong one loses rows --
-
-WIDE = pa.schema(
-    [
-        ("number", pa.int64()),
-        ("text", pa.string()),
-        ("at", pa.timestamp("us", tz="UTC")),
-        ("amount", pa.decimal128(18, 6)),
-        ("raw", pa.binary()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        ("slice", pa.string()),
-    ]
-)
-TEXTS = ["", "a", "b", "reason", "x" * 32, "x" * 33, "x" * 40, "ä", "\U0001f30a", "z" * 100]
-TIMES = [datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), datetime(2026, 11, 18, tzinfo=UTC)]
-ROW = st.fixed_dictionaries(
-    {
-        "number": st.none() | st.sampled_from([-(2**63), -5, -1, 0, 1, 2**53 + 1, 2**63 - 1]),
-        "text": st.none() | st.sampled_from(TEXTS),
-        "at": st.none() | st.sampled_from([time + timedelta(microseconds=n) for time in TIMES for n in (0, 1, 999)]),
-        "amount": st.none() | st.sampled_from([Decimal(n) for n in ("-0.000001", "0", "0.1", "999999999999.999999")]),
-        "raw": st.none() | st.sampled_from([b"", b"\xff", b"text"]),
-        "headers": st.none() | st.just([]) | st.just([{"key": "k", "value": None}]),
-    }
-)
-
-
-def write_rows(path: Path, files: list[list[dict[str, Any]]]) -> None:
-    writer = TableWriter.open(path, WIDE, "slice", epoch=1)
-    columns = WIDE.remove(WIDE.get_field_index("slice"))
-    for batch, file_rows in enumerate(files):
-        folder = writer.new_stage()
-        file = folder / "slice=a" / "part.parquet"
-        file.parent.mkdir(parents=True)
-        # Two rows a group: bounds and nulls must be combined over the groups of a file.
-        pq.write_table(pa.Table.from_pylist(file_rows, schema=columns), file, row_group_size=2)
-        writer.commit(Manifest.of(folder), note(batch))
-
-
-def conditions(row: dict[str, Any]) -> Iterator[tuple[str, pc.Expression, Any]]:
-    """Questions about a row's values, each as an Arrow expression and as a plain function."""
-    for name in ("number", "text", "at", "amount", "raw"):
-        field, value = pc.field(name), row[name]
-        yield name, field.is_null(), lambda v: v is None
-        yield name, field.is_valid(), lambda v: v is not None
-        if value is not None:
-            scalar = pa.scalar(value, WIDE.field(name).type)
-            yield name, field == scalar, lambda v, value=value: v == value
-            if name != "raw":
-                yield name, field < scalar, lambda v, value=value: v is not None and v < value
-                yield name, field >= scalar, lambda v, value=value: v is not None and v >= value
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    files=st.lists(st.lists(ROW, min_size=1, max_size=5), min_size=1, max_size=3),
-    asked=ROW,
-)
-def test_statistics_lose_no_row(
-    files: list[list[dict[str, Any]]], asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("statistics")
-    write_rows(path, files)
-    dataset = files_of(DeltaTable(path), path)
-    everything = [row for rows_of_file in files for row in rows_of_file]
-    with duckdb.connect() as database:
-        database.execute("SET TimeZone = 'UTC'")
-        database.register("lake", dataset)
-        for name, expression, holds in conditions(asked):
-            wanted = sum(holds(row[name]) for row in everything)
-            assert dataset.count_rows(filter=expression) == wanted, str(expression)
-        for name in ("number", "text", "at", "amount", "raw", "headers"):
-            nulls = sum(row[name] is None for row in everything)
-            for condition, wanted in (("IS NULL", nulls), ("IS NOT NULL", len(everything) - nulls)):
-                found = database.execute(f'SELECT count(*) FROM lake WHERE "{name}" {condition}').fetchone()
-                assert found == (wanted,), f"{name} {condition}"
-            if name != "headers" and asked[name] is not None:
-                for sign, holds in (("=", lambda v, a: v == a), ("<=", lambda v, a: v <= a), (">", lambda v, a: v > a)):
-                    wanted = sum(row[name] is not None and holds(row[name], asked[name]) for row in everything)
-                    query = f'SELECT count(*) FROM lake WHERE "{name}" {sign} ?'
-                    value = [asked[name]]
-                    assert database.execute(query, value).fetchone() == (wanted,), f"{name} {sign} {asked[name]!r}"
-    shutil.rmtree(path)
-
-
-def test_statistics_say_what_is_known_and_nothing_else(path: Path) -> None:
-    low, high = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
-    write_rows(
-        path,
-        [
-            [
-                {"number": 3, "text": "b", "at": high, "amount": Decimal(1), "raw": b"x", "headers": []},
-                {"number": None, "text": "x" * 33, "at": None, "amount": None, "raw": None, "headers": None},
-                {"number": -1, "text": None, "at": low, "amount": None, "raw": None, "headers": None},
-            ]
-        ],
-    )
-    (entry,) = [json.loads(line) for line in (path / "_delta_log" / f"{1:020}.json").read_text().splitlines()][1:2]
-    stats = json.loads(entry["add"]["stats"])
-    assert stats == {
-        "numRecords": 3,
-        "minValues": {"number": -1, "text": "b", "at": "2026-01-01T00:00:00.000000Z"},
-        "maxValues": {"number": 3, "at": "2026-01-02T00:00:00.000000Z"},
-        "nullCount": {"number": 1, "text": 1, "at": 1, "amount": 2, "raw": 2},
-    }
-
-
-def test_statistics_survive_a_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 9)
-    writer = opened(path)
-    for batch in range(9):
-        commit(writer, batch)
-    writer.tend()
-    assert len(DeltaTable(path).file_uris()) == 1
-    dataset = files_of(DeltaTable(path), path)
-    assert dataset.count_rows(filter=pc.field("text").is_null()) == 3
-    assert dataset.count_rows(filter=pc.field("text").is_valid()) == 6
-    assert dataset.count_rows(filter=pc.field("number") >= 7) == 2

@@ -14,7 +14,7 @@ from jobs.lake.ledger import Ledger
 from jobs.lake.slices import Entry, State
 from jobs.pipelines.window import Window
 from jobs.settings import Settings
-from tests.finality.test_account import PIPELINE, Made
+from tests.finality.accounts import PIPELINE, Made
 from tests.finality.test_account_kept import done, name
 from tideline_airflow.operators import batch
 from tideline_airflow.operators.batch import AccountOperator
