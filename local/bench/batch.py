@@ -5,17 +5,14 @@ Everything is measured in one warm process, on made-up lakes (`local.bench.lake`
 
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
 
 from jobs import session
 from jobs.broker.kafka import admin
@@ -24,137 +21,38 @@ from jobs.finality.due import Request
 from jobs.finality.runs import Plan, RunFolder
 from jobs.lake.checksums import checksum
 from jobs.lake.columns import columns_of
-from jobs.lake.delta.reading import files_with_sizes
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.lake.final_topic import messages, send
-from jobs.lake.publication import Publication
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.slices import Slice, over_at, slices_between
-from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder, remove
 from jobs.storage.parquet import files_in
-from local.bench.lake import KEYS, PIPELINE, WINDOWS, MadeLake, Stretch, events_schema, stage_windows
+from local.bench.lake import PIPELINE, MadeLake, Stretch, events_schema
+from local.bench.measured import (
+    HISTORY,
+    OTHER_HOURS,
+    PARTS,
+    PUBLISH,
+    READING,
+    RECOMPUTE,
+    RIVALS,
+    SAME_HOUR,
+    Batch,
+    Report,
+    Restated,
+    Rivalry,
+    Sizes,
+    lake_beside,
+    newest_hour,
+    seconds_of,
+)
+from local.bench.reading import publishes_of, readings_of
 
-RECOMPUTE, HISTORY, PUBLISH, READING = BATCH = ("recompute", "history", "publish", "reading")
-RIVALS = ("ours", "DuckDB")
-PARTS = ("plan", "recompute", "audit", "publish")
-OTHER_HOURS, SAME_HOUR = "other hours", "the same hour"
-GOAL_GROWTH = 1.2
-GOAL_PUBLISH_SECONDS = 1.0
 _OWN_MINUTE = 30
 _MINUTE_MS = 60_000
-# Live rows of a final slice stay for an hour. The newest slices have only live rows.
-_SUPERSEDED_SLICES = 60
-_OPEN_SLICES = 2
-_ASKED = 10
 _HISTORY_ROUNDS = 3
-
-Report = Callable[[str], object]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes of the measurements."""
-
-    rival_events: tuple[int, ...] = (1_000_000, 10_000_000)
-    slice_events: int = 100_000
-    hour_events: int = 1_000_000
-    multiples: tuple[int, ...] = (1, 10, 100)
-    # With a commit every two seconds, as a real stream has, a hundred hours would take too long to make up. In the hour
-    # of the measured slice there is a commit every ten seconds.
-    hour_batches: int = 30
-    own_hour_batches: int = 360
-    publish_rows: tuple[int, ...] = (1_000, 100_000, 1_000_000)
-    final_slices: int = 1_440
-    read_slices: tuple[int, ...] = (1, 100, 1_000)
-    warm_ups: int = 2
-    rounds: int = 3
-
-    @classmethod
-    def of(cls, records: int, rounds: int) -> "Sizes":
-        """Sizes that fit the number of records that each drain reads."""
-        return cls(rival_events=(records, 10 * records), slice_events=records // 10, hour_events=records, rounds=rounds)
-
-    @property
-    def runs(self) -> int:
-        """How often each measurement runs. The first runs only warm up."""
-        return self.warm_ups + self.rounds
-
-    def counts(self, number: int) -> bool:
-        """Whether a run, counted from 0, is measured."""
-        return number >= self.warm_ups
-
-    def progress(self, number: int) -> str:
-        """The progress in words, for people who wait."""
-        return f"{number - self.warm_ups + 1} of {self.rounds}" if self.counts(number) else "warming up"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rivalry:
-    """The seconds that each side took to make the same windows from the same files, round by round."""
-
-    events: int
-    windows: int
-    seconds: Mapping[str, Sequence[float]]
-
-    def per_second(self, side: str) -> float:
-        """Events per second of the median round."""
-        return self.events / median(self.seconds[side])
-
-    @property
-    def ratio(self) -> float:
-        """Our events per second ÷ DuckDB's."""
-        return self.per_second("ours") / self.per_second("DuckDB")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restated:
-    """One slice restated under a history of ``multiple`` times the base; the seconds of each part, round by round."""
-
-    where: str
-    multiple: int
-    events: int
-    files: int
-    parts: Mapping[str, Sequence[float]]
-
-    @property
-    def seconds(self) -> float:
-        """The median duration of whole runs."""
-        return median(map(sum, zip(*self.parts.values(), strict=True)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Publish:
-    """The publish of a slice of ``rows`` windows: each commit, and the sending of all its messages to the topic."""
-
-    rows: int
-    commit_seconds: Sequence[float]
-    send_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """Queries over current windows, with ``slices`` final slices."""
-
-    slices: int
-    windows: int
-    files: int
-    first_seconds: float
-    newest_seconds: Sequence[float]
-    all_seconds: Sequence[float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """The results of the batch half."""
-
-    rivalries: tuple[Rivalry, ...] = ()
-    restated: tuple[Restated, ...] = ()
-    publishes: tuple[Publish, ...] = ()
-    readings: tuple[Reading, ...] = ()
 
 
 def run(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
@@ -183,30 +81,15 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-@contextmanager
-def _lake(settings: Settings, name: str) -> Iterator[MadeLake]:
-    """Make an empty lake beside the others, and remove it afterwards."""
-    root = settings.lake_root / name
-    try:
-        yield MadeLake.of(replace(settings, lake_root=root))
-    finally:
-        remove(root)
-
-
-def _hour() -> int:
-    """The begin of the newest hour of made-up events. The slices of this hour are over."""
-    return int(time.time() * 1000) // HOUR_MS * HOUR_MS - 2 * HOUR_MS
-
-
 def rivalries_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Report) -> tuple[Rivalry, ...]:
     """Compute all slices of an hour, by our recompute and by DuckDB in turns."""
     return tuple(_rivalry(settings, schema, events, sizes, report) for events in sizes.rival_events)
 
 
 def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, report: Report) -> Rivalry:
-    hour = _hour()
+    hour = newest_hour()
     seconds: dict[str, list[float]] = {side: [] for side in RIVALS}
-    with _lake(settings, f"rivals-{events}") as lake:
+    with lake_beside(settings, f"rivals-{events}") as lake:
         report(f"recompute: {events:,} events are made up")
         lake.land(schema, [Stretch(from_ms=hour, to_ms=hour + HOUR_MS, events=events, batches=sizes.own_hour_batches)])
         slices = slices_between(PIPELINE, hour, hour + HOUR_MS)
@@ -219,7 +102,7 @@ def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, r
             }
             report(f"recompute: {events:,} events, {sizes.progress(number)}")
             for side in RIVALS if number % 2 == 0 else reversed(RIVALS):
-                took = _seconds(sides[side])
+                took = seconds_of(sides[side])
                 seconds[side] += [took] if sizes.counts(number) else []
             windows = _same_windows(plan, folder.stages()[0], theirs)
             remove(theirs)
@@ -309,10 +192,10 @@ def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Rep
     """Restate the same slice again and again, in turns in lakes that differ only in their history."""
     # A run takes a second, and a pause of the garbage collector takes a tenth of it. More rounds give a stable median.
     sizes = replace(sizes, rounds=sizes.rounds * _HISTORY_ROUNDS)
-    hour = _hour()
+    hour = newest_hour()
     slice_ = slices_between(PIPELINE, hour, hour + HOUR_MS)[_OWN_MINUTE * _MINUTE_MS // (PIPELINE.slice_seconds * 1000)]
     found: list[Restated] = []
-    with _lake(settings, "history") as place:
+    with lake_beside(settings, "history") as place:
         cases = {}
         for where in (OTHER_HOURS, SAME_HOUR):
             for multiple in sizes.multiples:
@@ -358,7 +241,7 @@ class _Case:
             ),
         }
         for name, part in parts.items():
-            took = _seconds(part)
+            took = seconds_of(part)
             self.parts[name] += [took] if counts else []
         final = FinalTable.read(settings.lake_root, PIPELINE)
         header = final.headers([slice_.name[:8]])[slice_.name] if final else None
@@ -393,80 +276,3 @@ def _history(sizes: Sizes, where: str, multiple: int, slice_: Slice) -> Iterator
         if events:
             batches = max((to_ms - from_ms) * sizes.own_hour_batches // HOUR_MS, 1)
             yield Stretch(from_ms=from_ms, to_ms=to_ms, events=events, batches=batches)
-
-
-def publishes_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Publish, ...]:
-    """Publish some slices again and again, in a table with a day of final slices."""
-    end = _hour()
-    slices = slices_between(PIPELINE, end - sizes.final_slices * PIPELINE.slice_seconds * 1000, end)
-    with _lake(settings, "publish") as lake:
-        report(f"publish: {len(slices):,} final slices are made up")
-        lake.make_final(slices, keys=1, as_of_ms=slices[-1].end_ms + HOUR_MS)
-        return tuple(
-            _publish(lake, slice_, rows, sizes, report)
-            for slice_, rows in zip(slices[-len(sizes.publish_rows) :], sizes.publish_rows, strict=True)
-        )
-
-
-def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Report) -> Publish:
-    commits, keys, settings = [], max(rows // WINDOWS, 1), lake.settings
-    for number in range(sizes.runs):
-        report(f"publish: {rows:,} rows, {sizes.progress(number)}")
-        header = lake.header(slice_, rows=keys * WINDOWS, as_of_ms=slice_.end_ms + HOUR_MS, version=number + 2)
-        (staged,) = stage_windows(FinalTable.open(settings.lake_root, PIPELINE), [header], keys)
-        # As a task does it from the start: open the table, read the day's headers and commit.
-        began = time.monotonic()
-        final = FinalTable.open(settings.lake_root, PIPELINE)
-        final.require_version(final.headers([slice_.name[:8]])[slice_.name], header)
-        final.publish([Publication(header=header, files=(staged,))])
-        commits.append(time.monotonic() - began)
-    report(f"publish: {rows:,} rows are sent to the topic")
-    began = time.monotonic()
-    sent = send(settings.kafka, PIPELINE.final_topic.name, messages(PIPELINE, header, final.rows(slice_.name)))
-    if sent != keys * WINDOWS:
-        raise Refusal(f"{sent} messages of {keys * WINDOWS} rows were sent")
-    return Publish(rows=sent, commit_seconds=commits[sizes.warm_ups :], send_seconds=time.monotonic() - began)
-
-
-def readings_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Reading, ...]:
-    """Query the newest windows, and all windows, as `tideline query` and the console do."""
-    return tuple(_reading(settings, count, report) for count in sizes.read_slices)
-
-
-def _reading(settings: Settings, count: int, report: Report) -> Reading:
-    length = PIPELINE.slice_seconds * 1000
-    line = _hour()
-    final = slices_between(PIPELINE, line - count * length, line)
-    live = [*final[-_SUPERSEDED_SLICES:], *slices_between(PIPELINE, line, line + _OPEN_SLICES * length)]
-    with _lake(settings, f"reading-{count}") as lake:
-        report(f"reading: {count:,} final slices are made up")
-        lake.make_final(final, keys=KEYS, as_of_ms=line + HOUR_MS)
-        lake.show_live(live, as_of_ms=line + HOUR_MS)
-        report(f"reading: {count:,} final slices")
-        newest = f"SELECT * FROM {PIPELINE.name} WHERE window_start >= make_timestamptz({live[-1].start_ms * 1000})"
-        everything = f"SELECT count(*) AS windows, sum(events) AS events FROM {PIPELINE.name}"
-        began = time.monotonic()
-        reader = Lake(lake.settings.lake_root)
-        shown = reader.query(newest).num_rows
-        first_seconds = time.monotonic() - began
-        windows = reader.query(everything)["windows"][0].as_py()
-        if (shown, windows) != (WINDOWS * KEYS, (count + _OPEN_SLICES) * WINDOWS * KEYS):
-            raise Refusal(f"of {count} final slices {windows} windows are current, {shown} of them the newest")
-        return Reading(
-            slices=count,
-            windows=windows,
-            files=sum(_files(lake.settings.lake_root / path) for path in (PIPELINE.final_table, PIPELINE.live_table)),
-            first_seconds=first_seconds,
-            newest_seconds=[_seconds(lambda: reader.query(newest)) for _ in range(_ASKED)],
-            all_seconds=[_seconds(lambda: reader.query(everything)) for _ in range(_ASKED)],
-        )
-
-
-def _files(path: Folder) -> int:
-    return len(files_with_sizes(DeltaTable(str(path))))
-
-
-def _seconds(do: Callable[[], object]) -> float:
-    began = time.monotonic()
-    do()
-    return time.monotonic() - began

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings
-from local.bench.batch import Batch
 from local.bench.batch_report import met, sections, tables
-from local.bench.run import GOAL_P95_SECONDS, GOAL_RATIO, SIDES, Freshness, Race, Results
+from local.bench.freshness import Freshness
+from local.bench.measured import Batch
+from local.bench.run import GOAL_P95_SECONDS, GOAL_RATIO, SIDES, Race, Results
 from local.bench.scale import WORKERS, Scaled
 from local.bench.year import report as bench_year_report
 from local.bench.year.run import Year

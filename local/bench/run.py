@@ -5,42 +5,32 @@ the same new records in turns. So any other work on the machine slows down both.
 """
 
 import os
-import random
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Self
 
 import duckdb
-import psutil
 from deltalake import DeltaTable
-from kafka import KafkaProducer
 
-from jobs import pipelines
-from jobs.broker import topics
-from jobs.broker.kafka import admin, client_options
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
-from jobs.pipelines.source import Topic
-from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from jobs.traffic import generator as traffic
 from local.bench import batch as bench_batch
 from local.bench import scale as bench_scale
-from local.bench.batch import BATCH, Batch, Sizes
+from local.bench.freshness import FRESHNESS, Freshness, freshness_of
+from local.bench.measured import BATCH, Batch, Report, Sizes
+from local.bench.place import end_driver, place_of
 from local.bench.scale import PARTITIONS, WORKERS, WORKLOAD, Scaled
 from local.bench.year import run as bench_year
 from local.bench.year.run import DAYS, YEAR, Year
-from local.platform.broker import Broker
 
-FRESHNESS = "freshness"
 SCALE = "scale"
 RACES = (INGEST, "rolling_sum", "word_count")
 EVERYTHING = (*RACES, FRESHNESS, SCALE, *BATCH)
@@ -54,14 +44,6 @@ SIDES = ("ours", "plain")
 _READS = {INGEST: ("numbers", "lines"), "rolling_sum": ("numbers",), "word_count": ("lines",)}
 _WARM_UPS = 2
 _WARM_UP_SHARE = 0.2
-_FRESH_RATE = 1_000
-_FRESH_WARM_UP_SECONDS = 30
-_PROBES_PER_SECOND = 4
-# More frequent queries would take the core that the stream needs.
-_POLL_SECONDS = 0.1
-_PATIENCE_SECONDS = 900
-
-Report = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,17 +62,6 @@ class Race:
     def ratio(self) -> float:
         """Our throughput ÷ that of the plain jobs."""
         return self.per_second("ours") / self.per_second("plain")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Freshness:
-    """The time from producing an event to seeing it in a query."""
-
-    samples: int
-    p50_seconds: float
-    p95_seconds: float
-    p99_seconds: float
-    lost: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +86,7 @@ def run(
         raise Refusal(f"nothing to measure is called {', '.join(unknown)}: choose from {', '.join(CHOICES)}")
     load_before = os.getloadavg()[0]
     races = tuple(_race(settings, name, records, rounds, report) for name in RACES if name in only)
-    freshness = _freshness(settings, report) if FRESHNESS in only else None
+    freshness = freshness_of(settings, report) if FRESHNESS in only else None
     scaled = _scale(settings, records, rounds, report) if SCALE in only else ()
     # This comes after the races, since it starts Spark in this process.
     batch = _batch(settings, Sizes.of(records, rounds), only, report) if set(BATCH) & set(only) else None
@@ -133,12 +104,12 @@ def run(
 
 
 def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
-    with _place(settings, "batch") as (kafka, _env, home):
+    with place_of(settings, "batch") as (kafka, _env, home):
         return bench_batch.run(replace(settings, kafka=kafka, lake_root=home / "lake"), sizes, only, report)
 
 
 def _year(settings: Settings, rounds: int, days: int, report: Report) -> Year:
-    with _place(settings, YEAR) as (kafka, _env, home):
+    with place_of(settings, YEAR) as (kafka, _env, home):
         placed = replace(settings, kafka=kafka, lake_root=home / "lake")
         return bench_year.run(placed, report, days=days, rounds=rounds)
 
@@ -160,7 +131,7 @@ def _drain_scaled(
     feed = _Feed(sources=_READS[WORKLOAD], start_ms=int(time.time() * 1000) - total - 60_000)
     seconds = []
     with (
-        _place(settings, SCALE, {SOURCES["numbers"].name: partitions}) as (kafka, env, home),
+        place_of(settings, SCALE, {SOURCES["numbers"].name: partitions}) as (kafka, env, home),
         bench_scale.cluster(settings, workers, home) as spark,
         _Worker("ours", WORKLOAD, {**env, **spark, "SPARK_SHUFFLE_PARTITIONS": "2"}, home) as worker,
     ):
@@ -175,41 +146,13 @@ def _drain_scaled(
     return Scaled(workers=workers, partitions=partitions, records=records, seconds=seconds)
 
 
-@contextmanager
-def _place(
-    settings: Settings, name: str, partitions: Mapping[str, int] | None = None
-) -> Iterator[tuple[KafkaSettings, dict[str, str], Path]]:
-    """A new broker with all topics, the environment of processes that use it and a folder, for one measurement."""
-    asked = partitions or {}
-    with tempfile.TemporaryDirectory(prefix=f"tideline-bench-{name}-") as folder:
-        home = Path(folder)
-        with Broker(home=home, jars=settings.jars / "broker") as broker:
-            kafka = KafkaSettings(bootstrap=broker.bootstrap)
-            # The user's settings of Kafka are left out, so that both sides of a race have the same.
-            unset = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
-            env = {**unset, **kafka.as_env(), "LAKE_ROOT": str(home / "lake"), "TIDELINE_JARS": str(settings.jars)}
-            with admin(kafka) as client:
-                wanted = (*pipelines.topics(), *_plain_outputs())
-                sized = [replace(topic, partitions=asked.get(topic.name, topic.partitions)) for topic in wanted]
-                topics.apply(client, topics.survey(client, sized))
-            yield kafka, env, home
-
-
-def _plain_outputs() -> list[Topic]:
-    outputs = [pipeline.topic for pipeline in PIPELINES.values()]
-    return [
-        Topic(name=f"plain_{topic.name}", partitions=topic.partitions, configs=topic.configs, moves_keys=True)
-        for topic in outputs
-    ]
-
-
 def _race(settings: Settings, workload: str, records: int, rounds: int, report: Report) -> Race:
     warm_up = max(int(records * _WARM_UP_SHARE), 1_000)
     total = _WARM_UPS * warm_up + rounds * records
     # The newest event happened a minute ago, so no side drops an event because it is ahead of its arrival.
     feed = _Feed(sources=_READS[workload], start_ms=int(time.time() * 1000) - total - 60_000)
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    with _place(settings, workload) as (kafka, env, home), ExitStack() as stack:
+    with place_of(settings, workload) as (kafka, env, home), ExitStack() as stack:
         workers = {side: stack.enter_context(_Worker(side, workload, env, home)) for side in SIDES}
         for number in range(_WARM_UPS):
             report(f"{workload}: warming up, {number + 1} of {_WARM_UPS}")
@@ -269,19 +212,7 @@ class _Worker:
         raise Refusal(f"a side of the race ended:\n{self._log.read_text()[-3000:]}")
 
     def __exit__(self, *_: object) -> None:
-        _end(self._process)
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """End a process and the JVM below it."""
-    family: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    process.terminate()
-    _gone, left = psutil.wait_procs(family, timeout=30)
-    for member in left:
-        member.kill()
-    process.wait(60)
+        end_driver(self._process)
 
 
 _COUNTS = {
@@ -313,76 +244,3 @@ def _counted(workload: str, paths: list[Path]) -> int:
             (counted,) = database.sql(_COUNTS[workload]).fetchall()[0]
             total += int(counted or 0)
     return total
-
-
-def _freshness(settings: Settings, report: Report, seconds: int = 60) -> Freshness:
-    with _place(settings, FRESHNESS) as (kafka, env, home):
-        lake = Lake(home / "lake")
-        log = home / "live.log"
-        with log.open("w") as output:
-            command = [sys.executable, "-m", "jobs", "live", "rolling_sum"]
-            driver = subprocess.Popen(command, env=env, stdout=output, stderr=output, text=True)
-        stop = threading.Event()
-        stream = traffic.records("numbers", seed=1, count=None, start_ms=None)
-        load = threading.Thread(
-            target=traffic.send, args=(kafka, "numbers", stream), kwargs={"rate": _FRESH_RATE, "stop": stop}
-        )
-        load.start()
-        try:
-            report("freshness: waiting for the first windows")
-            _await_windows(lake, driver, log)
-            report(f"freshness: warming up for {_FRESH_WARM_UP_SECONDS} s")
-            _probe(kafka, lake, driver, log, _FRESH_WARM_UP_SECONDS)
-            report(f"freshness: {_FRESH_RATE:,} records/s for {seconds} s")
-            return _probe(kafka, lake, driver, log, seconds)
-        finally:
-            stop.set()
-            load.join()
-            _end(driver)
-
-
-def _await_windows(lake: Lake, driver: "subprocess.Popen[str]", log: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while time.monotonic() < deadline and driver.poll() is None:
-        try:
-            if lake.query("SELECT key FROM rolling_sum LIMIT 1").num_rows:
-                return
-        except Refusal:
-            pass
-        time.sleep(0.5)
-    raise Refusal(f"rolling_sum shows no windows:\n{log.read_text()[-3000:]}")
-
-
-def _probe(kafka: KafkaSettings, lake: Lake, driver: "subprocess.Popen[str]", log: Path, seconds: int) -> Freshness:
-    """Send events of unique series at random moments, and look for each of them until a query returns it."""
-    sent: dict[str, float] = {}
-    seen: dict[str, float] = {}
-    done = threading.Event()
-    name, began = f"probe-{time.time_ns()}-", time.time()
-
-    def send() -> None:
-        with KafkaProducer(**client_options(kafka)) as producer:
-            for number in range(seconds * _PROBES_PER_SECOND):
-                time.sleep(random.uniform(0, 2 / _PROBES_PER_SECOND))
-                key, now = f"{name}{number}", time.time()
-                sent[key] = now
-                producer.send("numbers", f'{{"id": 0, "ts": {int(now * 1000)}, "value": 1}}'.encode(), key.encode())
-        done.set()
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    recent = f"window_start >= to_timestamp({began - 1})"
-    sql = f"SELECT DISTINCT key FROM rolling_sum WHERE {recent} AND starts_with(key, '{name}')"
-    deadline = began + seconds * 2 + 60
-    while driver.poll() is None and (not done.is_set() or len(seen) < len(sent)) and time.time() < deadline:
-        found, now = lake.query(sql)["key"].to_pylist(), time.time()
-        seen.update({key: now for key in found if key not in seen})
-        time.sleep(_POLL_SECONDS)
-    sender.join()
-    if driver.poll() is not None:
-        raise Refusal(f"the stream ended while it was measured:\n{log.read_text()[-3000:]}")
-    waits = [seen[key] - sent[key] for key in seen]
-    cuts = quantiles(waits, n=100)
-    return Freshness(
-        samples=len(waits), p50_seconds=cuts[49], p95_seconds=cuts[94], p99_seconds=cuts[98], lost=len(sent) - len(seen)
-    )

@@ -12,7 +12,8 @@ from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from local.bench import batch as bench_batch
 from local.bench import batch_report as bench_batch_report
-from local.bench.batch import (
+from local.bench.lake import KEYS, PIPELINE, WINDOWS, MadeLake, Stretch, events_schema
+from local.bench.measured import (
     HISTORY,
     OTHER_HOURS,
     PARTS,
@@ -28,7 +29,6 @@ from local.bench.batch import (
     Rivalry,
     Sizes,
 )
-from local.bench.lake import KEYS, PIPELINE, WINDOWS, MadeLake, Stretch, events_schema
 
 SMALL = Sizes(
     rival_events=(3_600,),

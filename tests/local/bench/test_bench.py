@@ -9,7 +9,8 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from local.bench import report as bench_report
 from local.bench import run as bench
-from local.bench.run import Freshness, Race, Results
+from local.bench.freshness import Freshness
+from local.bench.run import Race, Results
 from local.bench.scale import Scaled
 
 FRESH = Freshness(samples=240, p50_seconds=0.9, p95_seconds=1.4, p99_seconds=2.2, lost=0)
