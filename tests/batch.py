@@ -8,7 +8,7 @@ from jobs.finality import auditing, planning, publishing, recompute
 from jobs.finality.due import Request
 from jobs.finality.planning import Planned
 from jobs.finality.publishing import Published
-from jobs.finality.runs import RunFolder
+from jobs.finality.run.folder import RunFolder
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice
 from jobs.settings import Settings

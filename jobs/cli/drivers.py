@@ -44,7 +44,7 @@ def audit(name: str, run: _Run, link: _Link = None) -> None:
     """Audit the staged rows of a run with Spark. The task `audit` submits this command when there are many rows."""
     from jobs import session
     from jobs.finality import auditing
-    from jobs.finality.tries import stop_when_task_ends
+    from jobs.finality.run.tries import stop_when_task_ends
 
     settings = Settings.from_env()
     with stop_when_task_ends(), session.opened(settings, f"audit {name}") as spark:
@@ -56,7 +56,7 @@ def account(
 ) -> None:
     """Explain for each slice how far live was from final. The task `account` submits this command."""
     from jobs.finality import account as job
-    from jobs.finality.tries import stop_when_task_ends
+    from jobs.finality.run.tries import stop_when_task_ends
 
     with stop_when_task_ends():
         job.run(Settings.from_env(), pipeline_named(name), run, link)

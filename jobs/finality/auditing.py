@@ -16,8 +16,8 @@ from jobs.control.incident import blocked
 from jobs.control.incidents import Incidents
 from jobs.failpoints import FailPoint, reach
 from jobs.finality import planning
-from jobs.finality.runs import KEPT_SECONDS, Plan, RunFolder, Work, name_of
-from jobs.finality.tries import StagedSlice
+from jobs.finality.run.folder import KEPT_SECONDS, Plan, RunFolder, Work, name_of
+from jobs.finality.run.tries import StagedSlice
 from jobs.lake.checksums import checksum
 from jobs.lake.columns import columns_of
 from jobs.lake.final import INPUTS, FinalTable

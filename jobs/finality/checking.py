@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from jobs.control.incident import served
 from jobs.control.incidents import Incidents
-from jobs.finality.runs import KEPT_SECONDS, name_of
+from jobs.finality.run.folder import KEPT_SECONDS, name_of
 from jobs.lake.checksums import checksum
 from jobs.lake.columns import columns_of
 from jobs.lake.final import FinalTable

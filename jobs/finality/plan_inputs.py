@@ -15,7 +15,7 @@ from jobs.broker.clock import Clock
 from jobs.broker.kafka import require
 from jobs.finality.due import PlanInputs, Request, Topic
 from jobs.finality.late import count_late, tell_apart
-from jobs.finality.runs import slices_left
+from jobs.finality.run.folder import slices_left
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition, Ledger

@@ -28,7 +28,7 @@ from jobs.finality.due import (
 )
 from jobs.finality.late import with_missed
 from jobs.finality.plan_inputs import PlanSnapshot, landed_ends, read_inputs, topic_of
-from jobs.finality.runs import Plan, RunFolder, Work, discard_old
+from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
 from jobs.lake.events import Count, Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger

@@ -16,7 +16,7 @@ from jobs.control.lease import Lease
 from jobs.failpoints import FailPoint, reach
 from jobs.finality.late import missed_by
 from jobs.finality.planning import writing
-from jobs.finality.runs import Plan, RunFolder, Work, slices_left
+from jobs.finality.run.folder import Plan, RunFolder, Work, slices_left
 from jobs.lake.final import FinalTable
 from jobs.lake.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.lake.ledger import LateCountPosition, Ledger

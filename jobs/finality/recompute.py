@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from jobs import session
 from jobs.failpoints import FailPoint, reach
-from jobs.finality.runs import Plan, RunFolder
-from jobs.finality.tries import StagedSlice, Try, stop_when_task_ends
+from jobs.finality.run.folder import Plan, RunFolder
+from jobs.finality.run.tries import StagedSlice, Try, stop_when_task_ends
 from jobs.lake.events import Landed
 from jobs.lake.final import INPUTS
 from jobs.pipelines.pipeline import Pipeline

@@ -9,7 +9,7 @@ from jobs.control.incidents import Incidents
 from jobs.failpoints import FailPoint, reach
 from jobs.finality.planning import writing
 from jobs.finality.publishing import announce, keep_replaced_windows
-from jobs.finality.runs import RunFolder
+from jobs.finality.run.folder import RunFolder
 from jobs.lake.checksums import checksum
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jobs.control.incidents import Incidents
 from jobs.finality.planning import writing
-from jobs.finality.runs import KEPT_SECONDS, discard_old, old_runs
+from jobs.finality.run.folder import KEPT_SECONDS, discard_old, old_runs
 from jobs.lake.delta.freeing import free_tables
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import PUT_ASIDE

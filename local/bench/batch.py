@@ -18,7 +18,7 @@ from jobs import session
 from jobs.broker.kafka import admin
 from jobs.finality import auditing, planning, publishing, recompute
 from jobs.finality.due import Request
-from jobs.finality.runs import Plan, RunFolder
+from jobs.finality.run.folder import Plan, RunFolder
 from jobs.lake.checksums import checksum
 from jobs.lake.columns import columns_of
 from jobs.lake.events import Landed

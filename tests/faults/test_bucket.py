@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.finality.runs import RunFolder
+from jobs.finality.run.folder import RunFolder
 from jobs.pipelines import PIPELINES
 from jobs.query.lake import Lake
 from jobs.settings import PROJECT, Settings

@@ -10,8 +10,8 @@ import pytest
 from jobs.control.incident import blocked
 from jobs.control.incidents import Incidents
 from jobs.finality import auditing, publishing
-from jobs.finality.runs import RunFolder
-from jobs.finality.tries import StagedSlice, Try
+from jobs.finality.run.folder import RunFolder
+from jobs.finality.run.tries import StagedSlice, Try
 from jobs.lake.columns import columns_of
 from jobs.lake.final import INPUTS
 from jobs.lake.ledger import Ledger

@@ -16,7 +16,7 @@ from jobs.finality import plan_inputs
 from jobs.finality.due import PlanInputs, Request, SliceSurvey, survey
 from jobs.finality.late import count_late
 from jobs.finality.plan_inputs import PlanSnapshot, read_inputs
-from jobs.finality.runs import RunFolder
+from jobs.finality.run.folder import RunFolder
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition, Ledger

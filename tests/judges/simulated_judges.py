@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from jobs.finality.runs import RunFolder
+from jobs.finality.run.folder import RunFolder
 from jobs.lake.slices import Entry, Header, State
 from jobs.pipelines.slices import over_at
 from tests.judges.simulated_broker import SKEW_MS, Record, id_of, is_before

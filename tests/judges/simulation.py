@@ -17,8 +17,8 @@ from jobs.broker import clock
 from jobs.finality import late, plan_inputs, planning, publishing, rollback
 from jobs.finality.due import Request
 from jobs.finality.publishing import Published
-from jobs.finality.runs import RunFolder, Work
-from jobs.finality.tries import StagedSlice, Try
+from jobs.finality.run.folder import RunFolder, Work
+from jobs.finality.run.tries import StagedSlice, Try
 from jobs.lake.slices import State
 from jobs.pipelines.slices import over_at
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS

@@ -11,9 +11,10 @@ from jobs.control.events_needed import said_needed
 from jobs.control.incident import blocked
 from jobs.control.incidents import Incidents
 from jobs.control.lease import LeaseLostError
-from jobs.finality import due, late, planning, publishing, runs
+from jobs.finality import due, late, planning, publishing
 from jobs.finality.due import Request
-from jobs.finality.runs import RunFolder
+from jobs.finality.run import folder as runs
+from jobs.finality.run.folder import RunFolder
 from jobs.lake.slices import Boundary, Entry, State
 from jobs.pipelines import days
 from jobs.pipelines.slices import CLOCK_SKEW_MS, over_at, slice_at, slices_between

@@ -15,8 +15,8 @@ from jobs.control.epochs import Owner, Receipt
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
 from jobs.finality import planning
-from jobs.finality.runs import RunFolder, slices_left
-from jobs.finality.tries import StagedSlice, Try
+from jobs.finality.run.folder import RunFolder, slices_left
+from jobs.finality.run.tries import StagedSlice, Try
 from jobs.lake import tables
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.final import FinalTable

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from greenlet import getcurrent
 
-from jobs.finality import planning, publishing, runs
+from jobs.finality import planning, publishing
 from jobs.finality.due import Request
-from jobs.finality.runs import RunFolder
-from jobs.finality.tries import Try
+from jobs.finality.run import folder as runs
+from jobs.finality.run.folder import RunFolder
+from jobs.finality.run.tries import Try
 from jobs.lake.slices import State
 from jobs.pipelines.slices import slice_at
 from jobs.refusal import Refusal

@@ -17,8 +17,8 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.finality import publishing, rollback
-from jobs.finality.runs import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old, slices_left
-from jobs.finality.tries import StagedSlice
+from jobs.finality.run.folder import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old, slices_left
+from jobs.finality.run.tries import StagedSlice
 from jobs.lake.checksums import checksum
 from jobs.lake.columns import columns_of
 from jobs.lake.delta import fenced

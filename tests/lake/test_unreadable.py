@@ -13,8 +13,8 @@ import pytest
 
 from jobs.finality import publishing
 from jobs.finality.planning import writing
-from jobs.finality.runs import RunFolder, slices_left
-from jobs.finality.tries import StagedSlice
+from jobs.finality.run.folder import RunFolder, slices_left
+from jobs.finality.run.tries import StagedSlice
 from jobs.lake import final as final_module
 from jobs.lake.delta.reading import value_of
 from jobs.lake.final import FinalTable

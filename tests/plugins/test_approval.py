@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from jobs.broker import clock
 from jobs.finality import publishing
-from jobs.finality.runs import RunFolder
+from jobs.finality.run.folder import RunFolder
 from jobs.lake.ledger import Ledger
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES

@@ -21,7 +21,7 @@ from jobs.control.folder import Control
 from jobs.control.incident import full_disk
 from jobs.control.incidents import Incidents
 from jobs.control.room import Room
-from jobs.finality.isolation import ComputeError
+from jobs.finality.run.isolation import ComputeError
 from jobs.lake.delta.reading import files_with_sizes
 from tests.lake.delta.test_freeing import with_replaced_files
 from tests.lake.test_final import plan_of, work_of

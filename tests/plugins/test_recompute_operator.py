@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from jobs.finality import recompute
-from jobs.finality.runs import RunFolder
-from jobs.finality.tries import StagedSlice
+from jobs.finality.run.folder import RunFolder
+from jobs.finality.run.tries import StagedSlice
 from jobs.pipelines import PIPELINES
 from jobs.settings import Settings
 from tests.lake.test_events import event, land

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from jobs.control.checkpoint import Checkpoint
-from jobs.finality import runs
-from jobs.finality.runs import RunFolder
+from jobs.finality.run import folder as runs
+from jobs.finality.run.folder import RunFolder
 from jobs.lake.delta.fenced import FencedTable, OvertakenError, opened
 from jobs.lake.delta.reading import files_of
 from jobs.pipelines import PIPELINES

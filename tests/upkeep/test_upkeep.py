@@ -10,7 +10,7 @@ import pytest
 from jobs.control import incidents as incidents_module
 from jobs.control.incidents import Incidents
 from jobs.finality import planning
-from jobs.finality.runs import RunFolder, slices_left
+from jobs.finality.run.folder import RunFolder, slices_left
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import INCIDENTS
 from jobs.settings import KeptDays

@@ -15,7 +15,7 @@ from jobs.broker.kafka import TopicState
 from jobs.control.events_needed import first_needed_ms, needed_from, say_needed
 from jobs.control.incidents import Incidents
 from jobs.finality.accounted import accounts_kept_from
-from jobs.finality.runs import Plan, RunFolder, Work, discard_old
+from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
 from jobs.lake.columns import columns_of, live_schema, schema_of
 from jobs.lake.drift import BALANCE_SCHEMA, Accounts, drift_schema
 from jobs.lake.event_hours import KeptEvents

@@ -12,7 +12,7 @@ from jobs.control.incident import blocked as blocked_incident
 from jobs.control.incidents import Incidents
 from jobs.finality.auditing import page_of
 from jobs.finality.checking import page_of as page_of_check
-from jobs.finality.runs import RunFolder
+from jobs.finality.run.folder import RunFolder
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.slices import Entry, State

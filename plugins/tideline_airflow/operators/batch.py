@@ -14,7 +14,7 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from jobs.control.room import Room
-from jobs.finality.tries import TASK_VARIABLE, process_words
+from jobs.finality.run.tries import TASK_VARIABLE, process_words
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.refusal import Refusal

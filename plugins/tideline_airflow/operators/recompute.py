@@ -8,9 +8,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from jobs.control.room import Room
 from jobs.finality.due import Request
-from jobs.finality.isolation import ComputeError, isolate
-from jobs.finality.runs import Plan, RunFolder
-from jobs.finality.tries import StagedSlice, Try
+from jobs.finality.run.folder import Plan, RunFolder
+from jobs.finality.run.isolation import ComputeError, isolate
+from jobs.finality.run.tries import StagedSlice, Try
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.refusal import Refusal
 from tideline_airflow.links import DataDocsLink, SlicesLink

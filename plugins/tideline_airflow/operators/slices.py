@@ -5,7 +5,7 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from jobs.finality.runs import RunFolder
+from jobs.finality.run.folder import RunFolder
 from jobs.lake.slices import Entry, State
 from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import slice_named

@@ -11,9 +11,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from jobs.finality import tries
-from jobs.finality.runs import RunFolder
-from jobs.finality.tries import TASK_VARIABLE, StagedSlice, Try, process_words
+from jobs.finality.run import tries
+from jobs.finality.run.folder import RunFolder
+from jobs.finality.run.tries import TASK_VARIABLE, StagedSlice, Try, process_words
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.storage.parquet import write
@@ -72,7 +72,7 @@ def test_a_try_that_is_over_stages_nothing(folder: RunFolder) -> None:
 _JOB = """
 import sys, time
 from pathlib import Path
-from jobs.finality.tries import Try, stop_when_task_ends
+from jobs.finality.run.tries import Try, stop_when_task_ends
 own = Try(run=Path(sys.argv[1]), name=sys.argv[2]) if len(sys.argv) > 1 else None
 with stop_when_task_ends(own):
     print("at work", flush=True)
@@ -91,7 +91,7 @@ def at_work(*arguments: str, **env: str) -> "subprocess.Popen[str]":
 
 
 def test_a_job_whose_task_is_killed_ends_itself() -> None:
-    words = "from jobs.finality.tries import process_words; print(process_words(), flush=True); input()"
+    words = "from jobs.finality.run.tries import process_words; print(process_words(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as task:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from jobs.control.incidents import report_of
-from jobs.finality.tries import StagedSlice
+from jobs.finality.run.tries import StagedSlice
 from jobs.lake.slices import Boundary, Entry, State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_named

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.finality.runs import RunFolder
+from jobs.finality.run.folder import RunFolder
 from tests.lake.test_final import FIRST, SUM, plan_of, work_of
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.finality.isolation import MAX_FAILING, ComputeError, isolate
+from jobs.finality.run.isolation import MAX_FAILING, ComputeError, isolate
 
 
 def run(count: int, failing: set[int], out_after: int | None = None) -> tuple[list[str], dict[str, str], int]:
