@@ -17,13 +17,12 @@ from pyspark.sql import functions as F
 
 from jobs import session
 from jobs.control.events_needed import say_needed
-from jobs.control.incident import unexplained
-from jobs.control.incidents import Incidents
 from jobs.finality import accounted
 from jobs.finality.accounted import Progress, Seen, ready, see
 from jobs.finality.due import removed
 from jobs.finality.planning import writing
 from jobs.finality.recompute import read_events
+from jobs.finality.unexplained import keep_incident
 from jobs.lake.columns import TIME
 from jobs.lake.drift import Accounts, FinalFiles, Taken, ask_to_prune, final_files
 from jobs.lake.final import FinalTable
@@ -34,7 +33,6 @@ from jobs.pipelines.window import WindowKind
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
-from jobs.times import iso
 from jobs.transforms import drift
 from jobs.transforms.aggregate import slice_of
 
@@ -81,7 +79,7 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, link: str | None = 
     if len(found.waiting) < len(due):
         _account(settings, pipeline, run_id, seen, found, accounts, link)
     else:
-        _keep_incident(settings.lake_root, pipeline, accounts, link)
+        keep_incident(settings.lake_root, pipeline, accounts, link)
     _prune(settings, pipeline, seen, accounts)
     is_all = not found.waiting and len(due) < accounted.MAX_SLICES
     # The publishers' clocks count here: they are close to the broker's. The clock of this machine may be hours off.
@@ -172,7 +170,7 @@ def _account(
     with writing(settings.lake_root, pipeline.account_job) as lease:
         lease.check()
         accounts.add(stage if stage.exists() else None, rows)
-        _keep_incident(settings.lake_root, pipeline, accounts, link)
+        keep_incident(settings.lake_root, pipeline, accounts, link)
         accounts.tend(seen.kept_from)
     seconds = time.monotonic() - began
     log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
@@ -275,44 +273,6 @@ def _totals(headers: Iterable[Header], by_slice: Mapping[str, Row], causes: Iter
         )
     rows += [{"version": versions[row["slice"]], "kind": "cause", **row.asDict()} for row in causes]
     return rows
-
-
-def _keep_incident(lake_root: Folder, pipeline: Pipeline, accounts: Accounts, link: str | None) -> None:
-    """Open or close the incident, judging by all stored accounts and not only by those of this run.
-
-    An earlier run may have been killed before it opened the incident, or may have seen other slices.
-    """
-    incidents, key = Incidents.of(lake_root), unexplained(pipeline.name)
-    wrong = accounts.unexplained()
-    if wrong:
-        text = _sentence(pipeline, accounts, wrong)
-        log.error("unexplained: %s", text)
-        incidents.open(key, text, link=link)
-    else:
-        incidents.close(key, "the newest account of every slice explains every difference, as far as accounts are kept")
-
-
-def _sentence(pipeline: Pipeline, accounts: Accounts, wrong: Sequence[Mapping[str, Any]]) -> str:
-    """The first window that nothing explains, and the number of such windows."""
-    first, windows = wrong[0], sum(row["unexplained"] for row in wrong)
-    row = accounts.first_unexplained(first["slice"], first["version"])
-    example = f", {_window(pipeline, row)}" if row else ""
-    return f"slice {first['slice']}{example}; windows that nothing explains: {windows}. docs/drift.md says what to do"
-
-
-def _window(pipeline: Pipeline, row: Mapping[str, Any]) -> str:
-    keys = ", ".join(f"{key}={row[key]!r}" for key in pipeline.keys)
-    differing = [(name, off) for name, off in row["unexplained"].items() if off != 0]
-    values = "; ".join(
-        f"{name}: live {_of(row, 'live', name)}, final {_of(row, 'final', name)}"
-        + ("" if off is None else f", unexplained {off}")
-        for name, off in differing
-    )
-    return f"window {iso(round(row['window_start'].timestamp() * 1000))}, {keys}: {values}"
-
-
-def _of(row: Mapping[str, Any], side: str, name: str) -> Any:
-    return "no row" if row[side] is None else row[side][name]
 
 
 def _prune(settings: Settings, pipeline: Pipeline, seen: Seen, accounts: Accounts) -> None:
