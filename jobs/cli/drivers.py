@@ -36,8 +36,10 @@ def recompute(
 ) -> None:
     """Compute the windows that a run's plan asks for. The task `recompute` submits this command."""
     from jobs.finality import recompute as job
+    from jobs.lake.pipeline_lake import PipelineLake
 
-    job.run(Settings.from_env(), pipeline_named(name), run, try_name)
+    settings = Settings.from_env()
+    job.run(PipelineLake(settings.lake_root, pipeline_named(name)), settings, run, try_name)
 
 
 def audit(name: str, run: _Run, link: _Link = None) -> None:
@@ -45,10 +47,11 @@ def audit(name: str, run: _Run, link: _Link = None) -> None:
     from jobs import session
     from jobs.finality import auditing
     from jobs.finality.run.tries import stop_when_task_ends
+    from jobs.lake.pipeline_lake import PipelineLake
 
     settings = Settings.from_env()
     with stop_when_task_ends(), session.opened(settings, f"audit {name}") as spark:
-        auditing.examine(settings.lake_root, pipeline_named(name), run, spark=spark, link=link)
+        auditing.examine(PipelineLake(settings.lake_root, pipeline_named(name)), run, spark=spark, link=link)
 
 
 def account(
@@ -57,6 +60,8 @@ def account(
     """Explain for each slice how far live was from final. The task `account` submits this command."""
     from jobs.finality import account as job
     from jobs.finality.run.tries import stop_when_task_ends
+    from jobs.lake.pipeline_lake import PipelineLake
 
+    settings = Settings.from_env()
     with stop_when_task_ends():
-        job.run(Settings.from_env(), pipeline_named(name), run, link)
+        job.run(PipelineLake(settings.lake_root, pipeline_named(name)), settings, run, link)

@@ -135,10 +135,12 @@ def advise(
     output: Format = Output.TABLE,
 ) -> None:
     """Propose a watermark delay from the lateness of landed events, with its price in freshness and state."""
+    from jobs.lake.pipeline_lake import PipelineLake
     from jobs.streaming import advise as adviser
 
     settings = Settings.from_env()
-    advice = adviser.advise(settings.lake_root, pipeline_named(name), settings.trigger_ms, hours=hours, share=share)
+    lake = PipelineLake(settings.lake_root, pipeline_named(name))
+    advice = adviser.advise(lake, settings.trigger_ms, hours=hours, share=share)
     if output is Output.JSON:
         print(advice.to_json())
         return

@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from jobs.control.folder import Control
 from jobs.finality.plan_inputs import line_of, whole_from_ms
-from jobs.lake.drift import Accounts, Live, pruned_before
+from jobs.lake.drift import Accounts
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import LateCountPosition, Ledger
+from jobs.lake.ledger import LateCountPosition
+from jobs.lake.live import Live, PruneRequest
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
 from jobs.pipelines.days import day_of
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
 from jobs.settings import KeptDays
-from jobs.storage.folders import Folder
 
 # The document in the control folder of the account.
 _PROGRESS = "progress"
@@ -38,9 +38,9 @@ class Progress:
     seen_ms: int = 0
 
     @classmethod
-    def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
+    def read(cls, lake: PipelineLake) -> Self | None:
         """Return the progress that was written last, or None if it is missing or cannot be read."""
-        said = Control.of(lake_root, pipeline.account_job).documents.read(_PROGRESS) or {}
+        said = lake.documents(lake.pipeline.account_job).read(_PROGRESS) or {}
         to_ms, seen_ms = said.get("to_ms"), said.get("seen_ms")
         if isinstance(to_ms, int) and isinstance(seen_ms, int):
             return cls(to_ms=to_ms, seen_ms=seen_ms)
@@ -69,9 +69,9 @@ class Progress:
                 break
         return now
 
-    def write(self, lake_root: Folder, pipeline: Pipeline) -> None:
+    def write(self, lake: PipelineLake) -> None:
         """Store the progress for the next run."""
-        Control.of(lake_root, pipeline.account_job).documents.replace(_PROGRESS, vars(self))
+        lake.documents(lake.pipeline.account_job).replace(_PROGRESS, vars(self))
 
 
 def accounted_to(pipeline: Pipeline, from_ms: int, ready: Collection[str]) -> int:
@@ -120,18 +120,18 @@ class Seen:
         return sorted(missing, key=lambda header: header.slice)[:MAX_SLICES]
 
 
-def see(lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Accounts | None) -> Seen:
+def see(lake: PipelineLake, final: FinalTable, accounts: Accounts | None) -> Seen:
     """Read the tables, for the days that have live rows or a slice published since the last account."""
-    live, ledger = Live.at(lake_root, pipeline), Ledger.read(lake_root, pipeline)
-    progress, kept_from, there = Progress.read(lake_root, pipeline), accounts_kept_from(final), final.days()
+    live, ledger = lake.live(), lake.ledger()
+    progress, kept_from, there = Progress.read(lake), accounts_kept_from(final), final.days()
     changed = final.days_changed_since(progress.seen_ms if progress else 0)
     days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
     return Seen(
         final_version=final.version,
         headers=final.headers(days),
         live=live,
-        landed=Landed.at(lake_root, pipeline.source),
-        pruned_before=pruned_before(lake_root, pipeline),
+        landed=lake.events(),
+        pruned_before=PruneRequest.read(lake.documents(lake.pipeline.name)).before,
         counted=ledger.counted() if ledger else None,
         accounted=accounts.done(days) if accounts else set(),
         kept_from=kept_from,
@@ -139,9 +139,7 @@ def see(lake_root: Folder, pipeline: Pipeline, final: FinalTable, accounts: Acco
     )
 
 
-def events_due(lake_root: Folder, pipeline: Pipeline) -> int:
+def events_due(lake: PipelineLake) -> int:
     """How many events are in the slices that have no account yet."""
-    final = FinalTable.read(lake_root, pipeline)
-    if final is None:
-        return 0
-    return sum(header.events for header in see(lake_root, pipeline, final, Accounts.read(lake_root, pipeline)).due())
+    final = lake.final()
+    return sum(header.events for header in see(lake, final, lake.accounts()).due()) if final else 0

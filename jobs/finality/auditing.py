@@ -13,14 +13,13 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from jobs.control.incident import blocked
-from jobs.control.incidents import Incidents
 from jobs.failpoints import FailPoint, reach
 from jobs.finality import planning
 from jobs.finality.run.folder import KEPT_SECONDS, Plan, RunFolder, Work, name_of
 from jobs.finality.run.tries import StagedSlice
-from jobs.lake.checksums import checksum
-from jobs.lake.columns import columns_of
+from jobs.lake.columns import checksum, columns_of
 from jobs.lake.final import INPUTS, FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Severity
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 _HISTORY = 20
 
 
-def staged_rows(lake_root: Folder, pipeline: Pipeline, run: str) -> int:
+def staged_rows(lake: PipelineLake, run: str) -> int:
     """The number of rows that a run has staged. It decides between an audit in memory and one by Spark."""
-    return sum(slice_.rows for slice_ in (RunFolder.of(lake_root, pipeline, run).staged() or {}).values())
+    return sum(slice_.rows for slice_ in (RunFolder.of(lake, run).staged() or {}).values())
 
 
 def is_small(rows: int) -> bool:
@@ -49,30 +48,30 @@ def is_small(rows: int) -> bool:
 
 
 def examine(
-    lake_root: Folder, pipeline: Pipeline, run: str, *, spark: "SparkSession | None" = None, link: str | None = None
+    lake: PipelineLake, run: str, *, spark: "SparkSession | None" = None, link: str | None = None
 ) -> dict[str, Verdict]:
     """Judge the staged slices of a run. Verdicts go to its folder, bad ones also to the ledger and the incidents."""
-    folder = RunFolder.of(lake_root, pipeline, run)
+    pipeline, folder = lake.pipeline, RunFolder.of(lake, run)
     whole, staged, failed = folder.plan(), folder.staged(), folder.failed()
     if staged is None:
         raise Refusal(f"run {run!r} of {pipeline.name!r} has staged nothing: clear its recompute, or plan it anew")
     plan = whole.only(staged)
-    docs = page_of(lake_root, pipeline, run)
-    said = str(docs).removeprefix(f"{lake_root}/")
+    docs = page_of(lake.root, pipeline, run)
+    said = str(docs).removeprefix(f"{lake.root}/")
     now_ms = round(time.time() * 1000)
-    planning.note(lake_root, pipeline, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=said) for w in plan.work))
+    planning.note(lake, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=said) for w in plan.work))
     files = folder.files_by_slice()
     rows = {name: _dataset(pipeline, files(name)) for name in plan.names}
     _require_all(folder, staged, rows)
     page.discard_old(docs.parent, KEPT_SECONDS)
-    verdicts = _judge(lake_root, pipeline, plan, rows, staged, docs, spark)
+    verdicts = _judge(lake, plan, rows, staged, docs, spark)
     documents = {
         name: _document(verdict, rows=staged[name].rows, checksum=checksum(pipeline, rows[name]))
         for name, verdict in verdicts.items()
     }
     verdicts |= {name: _not_computed(name, why) for name, why in failed.items()}
     folder.decide(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
-    _block(lake_root, pipeline, whole.only(verdicts), verdicts, said, link)
+    _block(lake, whole.only(verdicts), verdicts, said, link)
     reach(FailPoint.AUDITED, 0)
     return verdicts
 
@@ -111,8 +110,7 @@ def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
 
 
 def _judge(
-    lake_root: Folder,
-    pipeline: Pipeline,
+    lake: PipelineLake,
     plan: Plan,
     rows: Mapping[str, ds.Dataset],
     staged: Mapping[str, StagedSlice],
@@ -121,10 +119,10 @@ def _judge(
 ) -> dict[str, Verdict]:
     if not plan.work:
         return {}
-    final = FinalTable.read(lake_root, pipeline)
+    pipeline, final = lake.pipeline, lake.final()
     usual = _usual_rows(final) if final else None
     facts = pd.DataFrame([_facts(pipeline, work, rows[work.slice], staged[work.slice], usual) for work in plan.work])
-    windows: Any = _by_spark(spark, RunFolder.of(lake_root, pipeline, plan.run)) if spark else _in_memory(rows)
+    windows: Any = _by_spark(spark, RunFolder.of(lake, plan.run)) if spark else _in_memory(rows)
     return audit(pipeline, windows, facts, run=plan.run, docs=docs)
 
 
@@ -184,23 +182,18 @@ def _usual_rows(final: FinalTable) -> float | None:
     return median(newest[:_HISTORY]) if newest else None
 
 
-def _block(
-    lake_root: Folder, pipeline: Pipeline, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None
-) -> None:
+def _block(lake: PipelineLake, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None) -> None:
     """Block the slices that failed, and open an incident for each. ``plan`` holds only slices with a verdict."""
     bad = [work for work in plan.work if not verdicts[work.slice].passed]
     if not bad:
         return
     reasons, now_ms = {work.slice: verdicts[work.slice].sentence for work in bad}, round(time.time() * 1000)
-    planning.note(
-        lake_root,
-        pipeline,
-        (plan.entry(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad),
-    )
-    incidents = Incidents.of(lake_root)
+    blocked_lines = (plan.entry(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad)
+    planning.note(lake, blocked_lines)
+    incidents, name = lake.incidents(), lake.pipeline.name
     for work in bad:
         text = (
-            f"slice {work.slice} of {pipeline.name} is blocked: {reasons[work.slice]}; nothing of it is published. "
+            f"slice {work.slice} of {name} is blocked: {reasons[work.slice]}; nothing of it is published. "
             f"Mend the data or the definition, then restate it, or publish it anyway with the DAG publish_blocked"
         )
-        incidents.open(blocked(pipeline.name, work.slice), text, link=link)
+        incidents.open(blocked(name, work.slice), text, link=link)

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.control.incident import served
-from jobs.control.incidents import Incidents
 from jobs.finality.run.folder import KEPT_SECONDS, name_of
-from jobs.lake.checksums import checksum
-from jobs.lake.columns import columns_of
+from jobs.lake.columns import checksum, columns_of
 from jobs.lake.final import FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.pipeline import Pipeline
@@ -33,18 +32,18 @@ _CHECKED_ALWAYS_MS = 24 * 3600 * 1000
 _SAMPLE = 100
 
 
-def check(lake_root: Folder, pipeline: Pipeline, run: str, *, link: str | None = None) -> Verdict:
+def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
     """Judge the rows that are served now. A critical failure opens an incident, and a check without one closes it."""
-    now_ms, lake = round(time.time() * 1000), Lake(lake_root)
-    final = FinalTable.read(lake_root, pipeline)
+    now_ms, served_lake = round(time.time() * 1000), Lake(lake.root)
+    pipeline, final = lake.pipeline, lake.final()
     changed = [header.slice for header in sample(final, pipeline, now_ms) if is_changed(final, pipeline, header)]
-    docs = page_of(lake_root, pipeline, run)
-    rows, fresh = live_windows(lake, pipeline), freshness_seconds(lake, pipeline)
-    repeated = repeated_windows(lake, pipeline)
+    docs = page_of(lake.root, pipeline, run)
+    rows, fresh = live_windows(served_lake, pipeline), freshness_seconds(served_lake, pipeline)
+    repeated = repeated_windows(served_lake, pipeline)
     failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
     verdict = Verdict(slice=SERVED, failures=tuple(failures))
     page.discard_old(docs.parent, KEPT_SECONDS)
-    key, incidents = served(pipeline.name), Incidents.of(lake_root)
+    key, incidents = served(pipeline.name), lake.incidents()
     if verdict.passed:
         incidents.close(key, f"what {pipeline.name} serves is as it should be")
     else:

@@ -11,10 +11,10 @@ from functools import partial
 from jobs.finality.due import PlanInputs, Topic
 from jobs.lake.events import Landed
 from jobs.lake.ledger import LateCountPosition
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_of
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import is_in_time, slice_at, slice_named
-from jobs.storage.folders import Folder
 
 # In these states a run has computed the slice up to some offsets, and has not published it.
 _COMPUTED_NOT_FINAL = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.BLOCKED)
@@ -97,8 +97,7 @@ def _told_apart(
 
 
 def missed_by(
-    lake_root: Folder,
-    pipeline: Pipeline,
+    lake: PipelineLake,
     computed: Header | Entry,
     newest: Entry | None,
     counted: LateCountPosition | None,
@@ -110,8 +109,8 @@ def missed_by(
     """
     if newest and is_of(computed, newest):
         return Missed(late=newest.late, in_time=newest.in_time)
-    landed = Landed.at(lake_root, pipeline.source)
-    return Missed() if landed is None else _missed(pipeline, landed, computed, counted)
+    landed = lake.events()
+    return Missed() if landed is None else _missed(lake.pipeline, landed, computed, counted)
 
 
 def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counted: LateCountPosition | None) -> Missed:
@@ -127,14 +126,13 @@ def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counte
 
 
 def with_missed(
-    lake_root: Folder,
-    pipeline: Pipeline,
+    lake: PipelineLake,
     lines: Iterable[Entry],
     newest: Mapping[str, Entry],
     counted: LateCountPosition | None,
 ) -> list[Entry]:
     """A run's ledger lines about its slices, each with the number of events that its slice misses."""
-    missed = ((line, missed_by(lake_root, pipeline, line, newest.get(line.slice), counted)) for line in lines)
+    missed = ((line, missed_by(lake, line, newest.get(line.slice), counted)) for line in lines)
     return [replace(line, late=found.late, in_time=found.in_time) for line, found in missed]
 
 

@@ -19,12 +19,12 @@ from jobs.finality.run.folder import slices_left
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition, Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
 from jobs.pipelines.days import day_of, days_between, incomplete_days, settled_before_ms, tide_line
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import first_whole, slice_named
 from jobs.pipelines.source import Source
-from jobs.storage.folders import Folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,8 @@ class _Finals:
 
 
 def read_inputs(
-    lake_root: Folder,
+    lake: PipelineLake,
     client: KafkaAdminClient,
-    pipeline: Pipeline,
     final: FinalTable | None,
     ledger: Ledger | None,
     request: Request | None,
@@ -76,12 +75,13 @@ def read_inputs(
 ) -> PlanSnapshot:
     """Read everything that decides which slices a run takes."""
     # The clock is read before the topic. So the topic's ends cover all events in time of a slice that is over.
-    now_ms, source, finals = clock(), pipeline.source, _Finals.of(final)
-    topic, landed = topic_of(client, source), Landed.at(lake_root, source)
+    now_ms, finals = clock(), _Finals.of(final)
+    pipeline, source = lake.pipeline, lake.pipeline.source
+    topic, landed = topic_of(client, source), lake.events()
     ends = landed_ends(landed, source, topic)
     asked = [slice_.name for slice_ in request.slices] if request else []
     last = ledger.counted() if ledger else None
-    left = slices_left(lake_root, pipeline) | set(last.undecided if last else ())
+    left = slices_left(lake) | set(last.undecided if last else ())
     inputs = _inputs(pipeline, now_ms, topic, landed, ends, finals, {*asked, *left})
     if ledger is None:
         return PlanSnapshot(inputs=inputs, landed=landed, ends=ends)

@@ -1,7 +1,7 @@
 """The plan of a recompute run: takes boundaries, counts late events, and decides which slices are due."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,6 @@ from jobs.control.epochs import Phase, Receipt
 from jobs.control.events_needed import said_needed, say_needed
 from jobs.control.folder import Control
 from jobs.control.incident import blocked
-from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease
 from jobs.finality.due import (
     MAX_SLICES,
@@ -29,11 +28,11 @@ from jobs.finality.due import (
 from jobs.finality.late import with_missed
 from jobs.finality.plan_inputs import PlanSnapshot, landed_ends, read_inputs, topic_of
 from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
-from jobs.lake.events import Count, Landed
+from jobs.lake.events import Count
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Boundary, Entry, State, is_passed, with_late
-from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
@@ -51,6 +50,14 @@ class Planned:
 
     survey: SliceSurvey
     plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """The state of tables and topic, and what it means for each slice."""
+
+    snapshot: PlanSnapshot
+    survey: SliceSurvey
 
 
 @contextmanager
@@ -81,126 +88,128 @@ def _acquire(lake_root: Folder, job: str) -> Lease:
             time.sleep(_POLL_SECONDS)
 
 
-def look(
-    lake_root: Folder,
-    client: KafkaAdminClient,
-    pipeline: Pipeline,
-    request: Request | None,
-    clock: Clock,
-) -> Planned:
-    """Return what a run would do now. No plan, boundary or state is written. The clock is the broker's."""
-    final, ledger = _read(lake_root, pipeline)
-    snapshot = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
-    surveyed = survey(pipeline, snapshot.inputs, request)
-    return Planned(survey=surveyed, plan=_plan(pipeline, "", snapshot, surveyed))
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """Plans the recompute runs of a pipeline. ``clock`` gives the broker's time."""
 
+    lake: PipelineLake
+    client: KafkaAdminClient
+    clock: Clock
 
-def _read(lake_root: Folder, pipeline: Pipeline) -> tuple[FinalTable | None, Ledger | None]:
-    """Read both tables. If a power cut has torn a log, they are opened to write, which puts the torn files aside."""
-    try:
-        return FinalTable.read(lake_root, pipeline), Ledger.read(lake_root, pipeline)
-    except DeltaError:
-        with writing(lake_root, pipeline.recompute_job):
-            return FinalTable.open(lake_root, pipeline), Ledger.open(lake_root, pipeline)
+    def look(self, request: Request | None = None) -> Planned:
+        """Return what a run would do now. No plan, boundary or state is written."""
+        found = self._survey(*self._read(), request)
+        return Planned(survey=found.survey, plan=self._plan("", found))
 
+    def await_ingest(self, run: str, request: Request | None = None) -> None:
+        """Take the boundaries that are due now, and wait until ingest has reached those of the next plan.
 
-def await_ingest(
-    lake_root: Folder,
-    client: KafkaAdminClient,
-    pipeline: Pipeline,
-    run: str,
-    request: Request | None,
-    clock: Clock,
-) -> None:
-    """Take the boundaries that are due now, and wait until ingest has reached those of the next plan.
-
-    It waits for no other slice. A slice that is over meanwhile is left to the next run; otherwise there would always be
-    one more to wait for.
-    """
-    waiting = look(lake_root, client, pipeline, request, clock).survey.waiting
-    if not waiting:
-        return
-    nothing = Request(slices=(), reason="its time has come")
-    taken = make(lake_root, client, pipeline, run, nothing, clock, begins=False).survey.taken
-    boundaries = [taken.get(slice_, boundary) for slice_, boundary in waiting.items()]
-    topic, deadline = topic_of(client, pipeline.source), time.monotonic() + INGEST_PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        ends = topic.landed(landed_ends(Landed.at(lake_root, pipeline.source), pipeline.source, topic))
-        if all(boundary.is_reached(ends) for boundary in boundaries):
+        It waits for no other slice. A slice that is over meanwhile is left to the next run; otherwise there would
+        always be one more to wait for.
+        """
+        waiting = self.look(request).survey.waiting
+        if not waiting:
             return
-        time.sleep(_POLL_SECONDS)
+        taken = self.take_boundaries(run)
+        boundaries = [taken.get(slice_, boundary) for slice_, boundary in waiting.items()]
+        source = self.lake.pipeline.source
+        topic, deadline = topic_of(self.client, source), time.monotonic() + INGEST_PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            ends = topic.landed(landed_ends(self.lake.events(), source, topic))
+            if all(boundary.is_reached(ends) for boundary in boundaries):
+                return
+            time.sleep(_POLL_SECONDS)
 
+    def take_boundaries(self, run: str) -> Mapping[Slice, Boundary]:
+        """Write the boundary of each slice whose time has come into the ledger, and return these boundaries."""
+        nothing = Request(slices=(), reason="its time has come")
+        with writing(self.lake.root, self.lake.pipeline.recompute_job) as lease:
+            final, ledger = self.lake.open_final(), self.lake.open_ledger()
+            found = self._survey(final, ledger, nothing)
+            self._write(lease, ledger, found, self._plan(run, found), nothing)
+        return found.survey.taken
 
-def make(
-    lake_root: Folder,
-    client: KafkaAdminClient,
-    pipeline: Pipeline,
-    run: str,
-    request: Request | None,
-    clock: Clock,
-    *,
-    begins: bool = True,
-) -> Planned:
-    """Plan a run: write boundaries and states into the ledger, and the plan into the run's folder.
-
-    With ``begins=False`` the folder is not written. The ledger is written all the same.
-    """
-    with writing(lake_root, pipeline.recompute_job) as lease:
-        final, ledger = FinalTable.open(lake_root, pipeline), Ledger.open(lake_root, pipeline)
-        snapshot = read_inputs(lake_root, client, pipeline, final, ledger, request, clock)
-        surveyed = survey(pipeline, snapshot.inputs, request)
-        plan = _plan(pipeline, run, snapshot, surveyed)
-        lease.check()
-        still_blocked = _close_incidents(lake_root, pipeline, ledger)
-        folder = RunFolder.of(lake_root, pipeline, run)
-        if begins:
+    def make(self, run: str, request: Request | None = None) -> Planned:
+        """Plan a run: write the plan into the run's folder, and boundaries and states into the ledger."""
+        with writing(self.lake.root, self.lake.pipeline.recompute_job) as lease:
+            final, ledger = self.lake.open_final(), self.lake.open_ledger()
+            found = self._survey(final, ledger, request)
+            plan, folder = self._plan(run, found), RunFolder.of(self.lake, run)
             # The folder is written before the ledger. If this run is killed, the next one finds its slices there.
             lease.check()
             folder.begin(plan)
-        decides = begins and not request
-        _write_states(ledger, snapshot, surveyed, plan, decides=decides)
-        if begins and not plan.work and not plan.unannounced:
-            # Every plan reads the folders of all runs that have not ended, so a run without work ends at once.
-            folder.end()
-        discard_old(lake_root, pipeline, gives_up=decides, but=folder)
+            self._write(lease, ledger, found, plan, request)
+            if not plan.work and not plan.unannounced:
+                # Every plan reads the folders of all runs that have not ended, so a run without work ends at once.
+                folder.end()
+            discard_old(self.lake, gives_up=not request, but=folder)
+        return Planned(survey=found.survey, plan=plan)
+
+    def _read(self) -> tuple[FinalTable | None, Ledger | None]:
+        """Read both tables. If a power cut has torn a log, open them to write, which puts the torn files aside."""
+        try:
+            return self.lake.final(), self.lake.ledger()
+        except DeltaError:
+            with writing(self.lake.root, self.lake.pipeline.recompute_job):
+                return self.lake.open_final(), self.lake.open_ledger()
+
+    def _survey(self, final: FinalTable | None, ledger: Ledger | None, request: Request | None) -> _Found:
+        snapshot = read_inputs(self.lake, self.client, final, ledger, request, self.clock)
+        return _Found(snapshot=snapshot, survey=survey(self.lake.pipeline, snapshot.inputs, request))
+
+    def _plan(self, run: str, found: _Found) -> Plan:
+        due, snapshot = found.survey.due[:MAX_SLICES], found.snapshot
+        landed, pipeline = snapshot.landed, self.lake.pipeline
+        counts = landed.count(pipeline, [item.slice for item in due]) if landed else {}
+        return Plan(
+            pipeline=pipeline.name,
+            run=run,
+            as_of_ms=snapshot.inputs.now_ms,
+            fingerprint=pipeline.fingerprint,
+            checks=pipeline.checks_fingerprint,
+            topic_id=snapshot.inputs.topic.topic_id,
+            offsets=snapshot.ends,
+            events_version=landed.version if landed else 0,
+            work=tuple(_work(item, counts.get(item.slice.name, Count())) for item in due),
+            unannounced=found.survey.unannounced,
+        )
+
+    def _write(self, lease: Lease, ledger: Ledger, found: _Found, plan: Plan, request: Request | None) -> None:
+        """Write boundaries and states into the ledger, and from which time on this pipeline still needs events."""
         lease.check()
-        _say_needed(lake_root, pipeline, snapshot, surveyed, {*still_blocked, *snapshot.inputs.left}, request)
-    return Planned(survey=surveyed, plan=plan)
+        still_blocked = self._close_incidents(ledger)
+        lease.check()
+        _write_states(ledger, found, plan, decides=not request)
+        lease.check()
+        self._say_needed(found, {*still_blocked, *found.snapshot.inputs.left}, request)
+
+    def _say_needed(self, found: _Found, open_: Collection[str], request: Request | None) -> None:
+        """Store from which time on this pipeline still needs events.
+
+        A plan for a request does not see every due slice, so it never moves that time forward.
+        """
+        from_ms = needed_from_ms(self.lake.pipeline, found.snapshot.inputs, found.survey, open_)
+        job = self.lake.pipeline.recompute_job
+        if request:
+            from_ms = min(from_ms, said_needed(self.lake.root, job) or 0)
+        say_needed(self.lake.root, job, from_ms)
+
+    def _close_incidents(self, ledger: Ledger) -> list[str]:
+        """Close the incidents of blocked slices that are final now, and return those that are still blocked.
+
+        The run that published such a slice may have been killed before it closed the incident.
+        """
+        name = self.lake.pipeline.name
+        incidents, prefix = self.lake.incidents(), blocked(name, "")
+        names = [incident.key.removeprefix(prefix) for incident in incidents.still_open(prefix)]
+        final = [each for each, entry in ledger.newest(names).items() if entry.state is State.FINAL]
+        incidents.close_blocked(name, final)
+        return [each for each in names if each not in final]
 
 
-def _say_needed(
-    lake_root: Folder,
-    pipeline: Pipeline,
-    snapshot: PlanSnapshot,
-    surveyed: SliceSurvey,
-    open_: Collection[str],
-    request: Request | None,
-) -> None:
-    """Store from which time on this pipeline still needs events.
-
-    A plan for a request does not see every due slice, so it never moves that time forward.
-    """
-    from_ms, job = needed_from_ms(pipeline, snapshot.inputs, surveyed, open_), pipeline.recompute_job
-    if request:
-        from_ms = min(from_ms, said_needed(lake_root, job) or 0)
-    say_needed(lake_root, job, from_ms)
-
-
-def _close_incidents(lake_root: Folder, pipeline: Pipeline, ledger: Ledger) -> list[str]:
-    """Close the incidents of blocked slices that are final now, and return those that are still blocked.
-
-    The run that published such a slice may have been killed before it closed the incident.
-    """
-    incidents, prefix = Incidents.of(lake_root), blocked(pipeline.name, "")
-    names = [incident.key.removeprefix(prefix) for incident in incidents.still_open(prefix)]
-    final = [name for name, entry in ledger.newest(names).items() if entry.state is State.FINAL]
-    incidents.close_blocked(pipeline.name, final)
-    return [name for name in names if name not in final]
-
-
-def outdated(lake_root: Folder, pipeline: Pipeline) -> tuple[Slice, ...]:
+def outdated(lake: PipelineLake) -> tuple[Slice, ...]:
     """Every final slice of an older definition that still has its events. Unlike a plan, this reads all headers."""
-    final, landed = FinalTable.read(lake_root, pipeline), Landed.at(lake_root, pipeline.source)
+    pipeline, final, landed = lake.pipeline, lake.final(), lake.events()
     headers, events_from_ms = final.headers() if final else {}, landed.from_ms if landed else 0
     found = outdated_slices(pipeline, headers, events_from_ms)
     if not found and outdated_slices(pipeline, headers, 0):
@@ -208,33 +217,16 @@ def outdated(lake_root: Folder, pipeline: Pipeline) -> tuple[Slice, ...]:
     return found
 
 
-def note(lake_root: Folder, pipeline: Pipeline, lines: Iterable[Entry]) -> None:
+def note(lake: PipelineLake, lines: Iterable[Entry]) -> None:
     """Write the states of a run's slices into the ledger, between its plan and its publish."""
     said = list(lines)
     if not said:
         return
-    with writing(lake_root, pipeline.recompute_job):
-        ledger = Ledger.open(lake_root, pipeline)
+    with writing(lake.root, lake.pipeline.recompute_job):
+        ledger = lake.open_ledger()
         newest, counted = ledger.newest([line.slice for line in said]), ledger.counted()
         said = [line for line in said if not is_passed(line, newest.get(line.slice))]
-        ledger.append(with_missed(lake_root, pipeline, said, newest, counted))
-
-
-def _plan(pipeline: Pipeline, run: str, snapshot: PlanSnapshot, surveyed: SliceSurvey) -> Plan:
-    due, landed = surveyed.due[:MAX_SLICES], snapshot.landed
-    counts = landed.count(pipeline, [item.slice for item in due]) if landed else {}
-    return Plan(
-        pipeline=pipeline.name,
-        run=run,
-        as_of_ms=snapshot.inputs.now_ms,
-        fingerprint=pipeline.fingerprint,
-        checks=pipeline.checks_fingerprint,
-        topic_id=snapshot.inputs.topic.topic_id,
-        offsets=snapshot.ends,
-        events_version=landed.version if landed else 0,
-        work=tuple(_work(item, counts.get(item.slice.name, Count())) for item in due),
-        unannounced=surveyed.unannounced,
-    )
+        ledger.append(with_missed(lake, said, newest, counted))
 
 
 def _work(due: Due, count: Count) -> Work:
@@ -262,30 +254,30 @@ def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, n
     )
 
 
-def _undecided(snapshot: PlanSnapshot, surveyed: SliceSurvey, plan: Plan, *, decides: bool) -> tuple[str, ...]:
+def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:
     """Slices with counted late events that may still reopen them, on days that the next plan does not read.
 
     They exist because a plan for a request decides about no other slice, and a run takes a limited number of slices.
     """
-    inputs, last = snapshot.inputs, snapshot.counted_before
-    found = {*inputs.late, *(last.undecided if last else ())}
+    inputs, surveyed, last = found.snapshot.inputs, found.survey, found.snapshot.counted_before
+    names = {*inputs.late, *(last.undecided if last else ())}
     if decides:
         # This plan may remove the folders of killed runs, so their due slices must be kept here.
         due = {slice_.name for slice_ in (*(due.slice for due in surveyed.due), *surveyed.waiting)}
-        found = {*found, *inputs.left} & due
-    found -= {work.slice for work in plan.work}
-    return tuple(sorted(name for name in found if name[:8] not in (inputs.days or ())))
+        names = {*names, *inputs.left} & due
+    names -= {work.slice for work in plan.work}
+    return tuple(sorted(name for name in names if name[:8] not in (inputs.days or ())))
 
 
-def _write_states(ledger: Ledger, snapshot: PlanSnapshot, surveyed: SliceSurvey, plan: Plan, *, decides: bool) -> None:
+def _write_states(ledger: Ledger, found: _Found, plan: Plan, *, decides: bool) -> None:
     """Write boundaries, then closed or reopened slices, then slices that are being recomputed.
 
     ``decides``: whether the plan takes every due slice, as far as there is room.
     """
-    inputs, now_ms = snapshot.inputs, snapshot.inputs.now_ms
+    inputs, now_ms, counted = found.snapshot.inputs, found.snapshot.inputs.now_ms, found.snapshot.counted
     bounded = {
         slice_.name: _bounded(slice_, boundary, inputs.entries.get(slice_.name), plan.run, now_ms)
-        for slice_, boundary in surveyed.taken.items()
+        for slice_, boundary in found.survey.taken.items()
         if slice_.name not in inputs.headers
     }
     ledger.append(bounded.values())
@@ -302,7 +294,7 @@ def _write_states(ledger: Ledger, snapshot: PlanSnapshot, surveyed: SliceSurvey,
         for work in plan.work
     ]
     begun = [replace(line, in_time=in_time_of(inputs, line.slice)) for line in begun]
-    undecided = _undecided(snapshot, surveyed, plan, decides=decides)
-    counted = replace(snapshot.counted, undecided=undecided) if snapshot.counted else None
+    if counted:
+        counted = replace(counted, undecided=_undecided(found, plan, decides=decides))
     ledger.append([*begun, *late], counted=counted)
     ledger.append(plan.entry(work, State.RECOMPUTING, at_ms=now_ms) for work in plan.work)

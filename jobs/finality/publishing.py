@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease
 from jobs.failpoints import FailPoint, reach
 from jobs.finality.late import missed_by
@@ -20,13 +19,13 @@ from jobs.finality.run.folder import Plan, RunFolder, Work, slices_left
 from jobs.lake.final import FinalTable
 from jobs.lake.final_topic import Message, messages, send, tombstones, window_columns
 from jobs.lake.ledger import LateCountPosition, Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_passed, reconciled
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import early, runs_of, slice_named
 from jobs.refusal import Refusal
-from jobs.settings import Settings
-from jobs.storage.folders import Folder
+from jobs.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +52,13 @@ class Published:
 
 
 def publish(
-    settings: Settings, pipeline: Pipeline, run: str, approved: Mapping[str, str] | None = None, *, now_ms: int
+    lake: PipelineLake, kafka: KafkaSettings, run: str, approved: Mapping[str, str] | None = None, *, now_ms: int
 ) -> Published:
     """Publish the slices that passed the audit of a run, or those that a person approves: slice -> who and why.
 
     ``now_ms``: by the broker's clock. A slice that is not over by then is left to a later run, whatever the plan says.
     """
-    folder = RunFolder.of(settings.lake_root, pipeline, run)
+    pipeline, folder = lake.pipeline, RunFolder.of(lake, run)
     plan, verdicts = folder.plan(), folder.verdicts()
     if verdicts is None:
         raise Refusal(f"run {run!r} of {pipeline.name!r} was not audited: clear its audit, or plan it anew")
@@ -71,18 +70,18 @@ def publish(
         )
     chosen = {work.slice: work for work in plan.only(passed if approved is None else approved).work}
     too_early = {name: why for name in chosen if (why := _too_early(pipeline, name, now_ms))}
-    with writing(settings.lake_root, pipeline.recompute_job) as lease:
-        final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
+    with writing(lake.root, pipeline.recompute_job) as lease:
+        final, ledger = lake.open_final(), lake.open_ledger()
         headers = {
             name: _header(pipeline, plan, work, verdicts[name], (approved or {}).get(name))
             for name, work in chosen.items()
             if name not in too_early
         }
-        taken, unreadable = _commit(settings.lake_root, pipeline, final, lease, folder, headers)
+        taken, unreadable = _commit(lake, final, lease, folder, headers)
         refused = too_early | taken | unreadable
         reach(FailPoint.PUBLISHED, 0)
         told = {*(name for name in headers if name not in refused), *(plan.unannounced if approved is None else ())}
-        versions, settled, sent = announce(settings, pipeline, final, ledger, lease, told)
+        versions, settled, sent = announce(lake, kafka, final, ledger, lease, told)
         final.tend(lease.check, now_ms)
     reach(FailPoint.TOLD, 0)
     stay = {
@@ -90,9 +89,9 @@ def publish(
         for name, verdict in verdicts.items()
         if not verdict["passed"]
     }
-    Incidents.of(settings.lake_root).close_blocked(pipeline.name, settled)
+    lake.incidents().close_blocked(pipeline.name, settled)
     # A plan finds an old slice by the folder of a run that has not ended. One such folder per slice is enough.
-    others = slices_left(settings.lake_root, pipeline, but=folder) if unreadable else set()
+    others = slices_left(lake, but=folder) if unreadable else set()
     if approved is None and not stay and unreadable.keys() <= others:
         folder.end()
     return Published(
@@ -113,12 +112,7 @@ def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
 
 
 def _commit(
-    lake_root: Folder,
-    pipeline: Pipeline,
-    final: FinalTable,
-    lease: Lease,
-    folder: RunFolder,
-    headers: Mapping[str, Header],
+    lake: PipelineLake, final: FinalTable, lease: Lease, folder: RunFolder, headers: Mapping[str, Header]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Publish in one commit per group of touching slices.
 
@@ -130,20 +124,20 @@ def _commit(
     files = folder.files_by_slice()
     there = final.headers({name[:8] for name in headers})
     mine = {n for n, h in headers.items() if n in there and (there[n].run, there[n].version) == (h.run, h.version)}
-    wanted = [slice_named(pipeline, name) for name in headers if name not in mine]
+    wanted = [slice_named(lake.pipeline, name) for name in headers if name not in mine]
     for group in runs_of(wanted):
         publications = []
         for name in (slice_.name for slice_ in group):
             try:
                 final.require_version(there.get(name), headers[name])
                 if name in there:
-                    keep_replaced_windows(lake_root, pipeline, final, there[name], headers[name].run)
+                    keep_replaced_windows(lake, final, there[name], headers[name].run)
                 publications.append(Publication(header=headers[name], files=files(name)))
             except PublishedMeanwhileError as error:
                 taken[name] = str(error)
             except UnreadableRowsError as error:
                 unreadable |= _told(error)
-        unreadable |= _publish_readable(pipeline, final, lease, publications)
+        unreadable |= _publish_readable(lake.pipeline, final, lease, publications)
     return taken, unreadable
 
 
@@ -190,24 +184,29 @@ def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, An
     )
 
 
-def keep_replaced_windows(lake_root: Folder, pipeline: Pipeline, final: FinalTable, now: Header, run: str) -> None:
+def keep_replaced_windows(lake: PipelineLake, final: FinalTable, now: Header, run: str) -> None:
     """Store the windows that a slice serves now, and those that the run of its present version had replaced.
 
     That run may have been killed before it sent tombstones for them.
     """
+    names = window_columns(lake.pipeline)
     try:
-        windows = [final.rows(now.slice, window_columns(pipeline))]
+        windows = [final.rows(now.slice, names)]
     except (OSError, pa.ArrowException) as error:
-        raise UnreadableRowsError([now.slice], pipeline.final_table, str(error)) from error
-    if (earlier_ones := RunFolder.of(lake_root, pipeline, now.run).replaced_windows(now.slice)) is not None:
+        raise UnreadableRowsError([now.slice], lake.pipeline.final_table, str(error)) from error
+    if (earlier_ones := RunFolder.of(lake, now.run).replaced_windows(now.slice)) is not None:
         windows.append(earlier_ones)
-    names = window_columns(pipeline)
     distinct = pa.concat_tables(windows).group_by(names).aggregate([])
-    RunFolder.of(lake_root, pipeline, run).keep_replaced_windows(now.slice, distinct)
+    RunFolder.of(lake, run).keep_replaced_windows(now.slice, distinct)
 
 
 def announce(
-    settings: Settings, pipeline: Pipeline, final: FinalTable, ledger: Ledger, lease: Lease, slices: Iterable[str]
+    lake: PipelineLake,
+    kafka: KafkaSettings,
+    final: FinalTable,
+    ledger: Ledger,
+    lease: Lease,
+    slices: Iterable[str],
 ) -> tuple[dict[str, int], list[str], int]:
     """Send slices to the topic first, then write the ledger. So a slice that the ledger calls final needs nothing more.
 
@@ -218,38 +217,32 @@ def announce(
     headers = final.headers({name[:8] for name in names})
     told = [headers[name] for name in names]
     for some in (told[at : at + _TOLD_AT_ONCE] for at in range(0, len(told), _TOLD_AT_ONCE)):
-        wanted = (m for header in some for m in _messages(settings.lake_root, pipeline, final, lease, header))
-        sent += send(settings.kafka, pipeline.final_topic.name, wanted)
+        wanted = (m for header in some for m in _messages(lake, final, lease, header))
+        sent += send(kafka, lake.pipeline.final_topic.name, wanted)
         lease.check()
         entries = ledger.newest([header.slice for header in some])
         counted = ledger.counted()
         newest = [header for header in some if not is_passed(header, entries.get(header.slice))]
-        ledger.append(
-            _line(settings.lake_root, pipeline, header, entries.get(header.slice), counted) for header in newest
-        )
+        ledger.append(_line(lake, header, entries.get(header.slice), counted) for header in newest)
         settled += [header.slice for header in newest]
     return {header.slice: header.version for header in told}, settled, sent
 
 
-def _line(
-    lake_root: Folder, pipeline: Pipeline, header: Header, entry: Entry | None, counted: LateCountPosition | None
-) -> Entry:
+def _line(lake: PipelineLake, header: Header, entry: Entry | None, counted: LateCountPosition | None) -> Entry:
     line = reconciled(header, entry)
     if not header.verdict.startswith(ROLLED_BACK):
-        missed = missed_by(lake_root, pipeline, header, entry, counted)
+        missed = missed_by(lake, header, entry, counted)
         line = replace(line, late=missed.late, in_time=missed.in_time)
     verdict = f"{header.verdict}; {header.reason}" if header.verdict not in ("", "passed") else header.reason
     return replace(line, at_ms=round(time.time() * 1000), state=State.FINAL, reason=verdict)
 
 
-def _messages(
-    lake_root: Folder, pipeline: Pipeline, final: FinalTable, lease: Lease, header: Header
-) -> Iterable[Message]:
+def _messages(lake: PipelineLake, final: FinalTable, lease: Lease, header: Header) -> Iterable[Message]:
     rows = final.rows(header.slice)
     # Checked before each slice: a publisher that was suspended during its send would otherwise send older versions
     # after those of its successor.
     lease.check()
-    yield from messages(pipeline, header, rows)
-    gone = RunFolder.of(lake_root, pipeline, header.run).replaced_windows(header.slice)
+    yield from messages(lake.pipeline, header, rows)
+    gone = RunFolder.of(lake, header.run).replaced_windows(header.slice)
     if gone is not None:
-        yield from tombstones(pipeline, gone, rows)
+        yield from tombstones(lake.pipeline, gone, rows)

@@ -13,8 +13,8 @@ from jobs import session
 from jobs.failpoints import FailPoint, reach
 from jobs.finality.run.folder import Plan, RunFolder
 from jobs.finality.run.tries import StagedSlice, Try, stop_when_task_ends
-from jobs.lake.events import Landed
 from jobs.lake.final import INPUTS
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, runs_of
 from jobs.pipelines.source import Source
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 _ROWS_PER_FILE = 5_000_000
 
 
-def run(settings: Settings, pipeline: Pipeline, run_id: str, try_name: str | None = None) -> None:
+def run(lake: PipelineLake, settings: Settings, run_id: str, try_name: str | None = None) -> None:
     """Compute and stage the slices of a run's plan.
 
     ``try_name``: the try of a task, which takes the staged rows. Without a name they are taken here at once.
     """
-    folder = RunFolder.of(settings.lake_root, pipeline, run_id)
+    pipeline, folder = lake.pipeline, RunFolder.of(lake, run_id)
     plan = folder.plan()
     if plan.fingerprint != pipeline.fingerprint:
         raise Refusal(f"{pipeline.name!r} has changed since run {run_id!r} was planned: plan it anew")
@@ -43,7 +43,7 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, try_name: str | Non
     part = plan.only(own.slices())
     if part.has_windows:
         with stop_when_task_ends(own), session.opened(settings, f"recompute {pipeline.name}") as spark:
-            own.write_result(stage(spark, settings, pipeline, part, own))
+            own.write_result(stage(spark, lake, part, own))
     else:
         own.write_result({name: StagedSlice() for name in part.names})
     if not try_name:
@@ -51,10 +51,11 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str, try_name: str | Non
     reach(FailPoint.SLICES_STAGED, 0)
 
 
-def stage(spark: SparkSession, settings: Settings, pipeline: Pipeline, plan: Plan, own: Try) -> dict[str, StagedSlice]:
+def stage(spark: SparkSession, lake: PipelineLake, plan: Plan, own: Try) -> dict[str, StagedSlice]:
     """Read the events at one pinned version, aggregate them, and write a folder per slice. Return each staged slice."""
+    pipeline = lake.pipeline
     slices = plan.slices(pipeline)
-    events = read_events(spark, settings, pipeline, plan.events_version, slices)
+    events = read_events(spark, lake, plan.events_version, slices)
     counts = _counts(events, pipeline, slices)
     inputs = F.count(F.lit(1)).alias(INPUTS)
     windows = aggregate(first_arrivals(events, pipeline.source), pipeline, inputs).where(within("window_start", slices))
@@ -78,13 +79,11 @@ def _counts(events: DataFrame, pipeline: Pipeline, slices: Sequence[Slice]) -> d
     return {row["slice"]: (row["read"], row["expected"]) for row in sums.collect()}
 
 
-def read_events(
-    spark: SparkSession, settings: Settings, pipeline: Pipeline, version: int, slices: Iterable[Slice]
-) -> DataFrame:
+def read_events(spark: SparkSession, lake: PipelineLake, version: int, slices: Iterable[Slice]) -> DataFrame:
     """The accepted events that can touch windows of these slices, at one version of their table."""
-    source, window = pipeline.source, pipeline.window
-    landed = Landed.at(settings.lake_root, source, version)
-    if landed is None and Landed.at(settings.lake_root, source) is None:
+    source, window = lake.pipeline.source, lake.pipeline.window
+    landed = lake.events(version)
+    if landed is None and lake.events() is None:
         raise Refusal(f"{source.events_table} is gone: restore it, then plan the run anew")
     ranges = [
         (touching[0].start_ms - window.look_back_ms, touching[-1].end_ms + window.reach_ms)

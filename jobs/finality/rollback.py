@@ -5,31 +5,30 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from jobs.control.incidents import Incidents
 from jobs.failpoints import FailPoint, reach
 from jobs.finality.planning import writing
 from jobs.finality.publishing import announce, keep_replaced_windows
 from jobs.finality.run.folder import RunFolder
-from jobs.lake.checksums import checksum
+from jobs.lake.columns import checksum
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import ROLLED_BACK, Header
-from jobs.pipelines.pipeline import Pipeline
 from jobs.refusal import Refusal
-from jobs.settings import KeptDays, Settings
+from jobs.settings import KafkaSettings, KeptDays
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import write
 
 
 def roll_back(
-    settings: Settings, pipeline: Pipeline, slice_: str, version: int, *, run: str, reason: str, by: str
+    lake: PipelineLake, kafka: KafkaSettings, slice_: str, version: int, *, run: str, reason: str, by: str
 ) -> Header:
     """Publish the rows of an earlier version again, as a new version."""
-    with writing(settings.lake_root, pipeline.recompute_job) as lease:
-        final, ledger = FinalTable.open(settings.lake_root, pipeline), Ledger.open(settings.lake_root, pipeline)
+    pipeline = lake.pipeline
+    with writing(lake.root, pipeline.recompute_job) as lease:
+        final, ledger = lake.open_final(), lake.open_ledger()
         now = final.headers({slice_[:8]}).get(slice_)
-        old, rows = earlier(settings.lake_root, pipeline, final, slice_, version)
+        old, rows = earlier(lake, final, slice_, version)
         if now is None or now.version == version:
             raise Refusal(f"slice {slice_} of {pipeline.name!r} is at version {version} already: nothing to roll back")
         header = replace(
@@ -40,24 +39,22 @@ def roll_back(
             verdict=f"{ROLLED_BACK} to version {version}",
             reason=f"rolled back to version {version} by {by}: {reason}",
         )
-        keep_replaced_windows(settings.lake_root, pipeline, final, now, run)
+        keep_replaced_windows(lake, final, now, run)
         with final.staged() as stage:
             files = _stage_again(stage, header, rows)
             lease.check()
             final.publish([Publication(header=header, files=files)])
         reach(FailPoint.PUBLISHED, 0)
-        announce(settings, pipeline, final, ledger, lease, {slice_})
-    Incidents.of(settings.lake_root).close_blocked(pipeline.name, [slice_])
-    RunFolder.of(settings.lake_root, pipeline, run).end()
+        announce(lake, kafka, final, ledger, lease, {slice_})
+    lake.incidents().close_blocked(pipeline.name, [slice_])
+    RunFolder.of(lake, run).end()
     return header
 
 
-def earlier(
-    lake_root: Folder, pipeline: Pipeline, final: FinalTable, slice_: str, version: int
-) -> tuple[Header, pa.Table]:
+def earlier(lake: PipelineLake, final: FinalTable, slice_: str, version: int) -> tuple[Header, pa.Table]:
     """Return the header and rows of a version of a slice. Refused if the table's log or files of it are gone."""
-    table_version = final.published_at(slice_, version)
-    then = FinalTable.read(lake_root, pipeline, table_version) if table_version is not None else None
+    pipeline, table_version = lake.pipeline, final.published_at(slice_, version)
+    then = lake.final(table_version) if table_version is not None else None
     header = then.headers({slice_[:8]}).get(slice_) if then else None
     if then is None or header is None or header.version != version:
         raise Refusal(

@@ -5,24 +5,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.control.incident import unexplained
-from jobs.control.incidents import Incidents
 from jobs.lake.drift import Accounts
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.pipeline import Pipeline
-from jobs.storage.folders import Folder
 from jobs.times import iso
 
 log = logging.getLogger(__name__)
 
 
-def keep_incident(lake_root: Folder, pipeline: Pipeline, accounts: Accounts, link: str | None) -> None:
+def keep_incident(lake: PipelineLake, accounts: Accounts, link: str | None) -> None:
     """Open or close the incident, judging by all stored accounts and not only by those of this run.
 
     An earlier run may have been killed before it opened the incident, or may have seen other slices.
     """
-    incidents, key = Incidents.of(lake_root), unexplained(pipeline.name)
+    incidents, key = lake.incidents(), unexplained(lake.pipeline.name)
     wrong = accounts.unexplained()
     if wrong:
-        text = _sentence(pipeline, accounts, wrong)
+        text = _sentence(lake.pipeline, accounts, wrong)
         log.error("unexplained: %s", text)
         incidents.open(key, text, link=link)
     else:

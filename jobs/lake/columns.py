@@ -1,6 +1,11 @@
-"""The columns of live and final rows, from the definition of a pipeline."""
+"""The columns of live and final rows, from the definition of a pipeline, and the checksum over those columns.
 
+The checksum of windows does not depend on their order, their files or the engine that wrote them.
+"""
+
+import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import DeltaTable, Schema
 
 from jobs.lake.delta.log import keep_entry
@@ -9,6 +14,7 @@ from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 
 TIME = pa.timestamp("us", tz="UTC")
+_EMPTY = "0" * 32
 _TYPES = {"BIGINT": pa.int64(), "STRING": pa.string(), "TIMESTAMP": TIME}
 
 
@@ -43,14 +49,6 @@ def schema_of(pipeline: Pipeline) -> pa.Schema:
     )
 
 
-def live_schema(pipeline: Pipeline) -> pa.Schema:
-    """Return the columns of a pipeline's live table, as its stream writes them."""
-    epoch, batch = pa.field("epoch", pa.int64()), pa.field("batch", pa.int64())
-    more = [epoch, batch, pa.field("as_of", TIME), pa.field("fingerprint", pa.string())]
-    of_batches = [pa.field("offsets", pa.string()), pa.field("watermark", TIME)]
-    return pa.schema([*columns_of(pipeline), pa.field("slice", pa.string()), *more, *of_batches])
-
-
 def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
     """Add the columns that a table lacks; refuse a column of another type, since its old rows cannot be served."""
     there = {field.name: field for field in table.schema().fields}
@@ -64,3 +62,19 @@ def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
     if missing := [field for field in asked if field.name not in there]:
         table.alter.add_columns(missing)
         keep_entry(path, table.version())
+
+
+def checksum(pipeline: Pipeline, rows: pa.Table | ds.Dataset) -> str:
+    """Return 32 hex digits: the exclusive or of the MD5 of all rows."""
+    columns = ", ".join(f"{_length_and(name)}" for name in columns_of(pipeline).names)
+    with duckdb.connect() as database:
+        database.execute("SET TimeZone = 'UTC'; SET threads = 1")
+        database.register("windows", rows)
+        found = database.execute(f"SELECT bit_xor(md5_number(concat({columns}))) FROM windows").fetchone()
+    return f"{found[0]:032x}" if found and found[0] is not None else _EMPTY
+
+
+def _length_and(name: str) -> str:
+    """Return SQL for a value as text after its length, so that no two rows give the same text; NULL gives `-`."""
+    text = f'CAST("{name}" AS VARCHAR)'
+    return f"coalesce(strlen({text}) || ':' || {text}, '-')"

@@ -1,4 +1,4 @@
-"""`drift/<pipeline>` and `balance/<pipeline>`, and the live table as an account reads it: all of it at one version.
+"""`drift/<pipeline>` and `balance/<pipeline>`: the accounts of final slices, and the differences that they found.
 
 An account commits its drift rows first, and its totals after them. A slice has an account only if its totals are there.
 So the next account removes rows in `drift` that an account left when it was killed before its totals.
@@ -6,28 +6,19 @@ So the next account removes rows in `drift` that an account left when it was kil
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from functools import reduce
 from operator import or_
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from jobs.control.folder import Control
-from jobs.lake.batch_rows import complete_since
 from jobs.lake.columns import TIME, arrow_type, columns_of
 from jobs.lake.delta.fenced import FencedTable, opened
 from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
-from jobs.lake.folding import by_day, of_day, stored
-from jobs.lake.tables import PRUNE, Note, note_at
-from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import slice_named
 from jobs.storage.folders import Folder, remove
 from jobs.storage.parquet import files_in, write
 
@@ -221,120 +212,6 @@ def _still_unexplained(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     newest = {row["slice"]: row for row in sorted(rows, key=lambda row: (row["slice"], row["version"]))}
     columns = ("slice", "version", "unexplained")
     return [{name: row[name] for name in columns} for row in newest.values() if row.get("unexplained")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """The offsets [start, end) that a micro-batch read from a partition, and the watermark that made events late."""
-
-    partition: int
-    start: int
-    end: int
-    watermark: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class Live:
-    """The live table of a pipeline at one version. It is empty if the table was never created."""
-
-    path: Folder
-    table: DeltaTable | None
-    note: Note | None
-
-    @classmethod
-    def at(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
-        """Pin the newest version of the table."""
-        path = lake_root / pipeline.live_table
-        try:
-            table = DeltaTable(str(path))
-        except TableNotFoundError:
-            return cls(path=path, table=None, note=None)
-        return cls(path=path, table=table, note=note_at(path, table.version()))
-
-    def reached(self, topic: str) -> dict[int, int]:
-        """Return how far the stream is: the end of its newest micro-batch, or the begin that a reset gave it."""
-        return dict(self.note.ends.get(topic, {})) if self.note else {}
-
-    def begins(self, topic: str) -> dict[int, int]:
-        """Return the offsets at which the stream began, with its first micro-batch or where a reset lets it begin.
-
-        A partition that was added later is absent: it began at 0.
-        """
-        batches = self._batches()
-        if batches is None:
-            return self.reached(topic)
-        # Only a reset removes the row about the first batch, together with all others.
-        first = pc.min(batches.to_table(["batch"]).column("batch"))
-        row = batches.to_table(["offsets"], filter=ds.field("batch") == first).to_pylist()[0]
-        return {int(partition): start for partition, (start, _) in json.loads(row["offsets"]).items()}
-
-    def topic_id(self, topic: str) -> str | None:
-        """Return the id of the topic that the stream reads; None if it has read nothing yet."""
-        return self.note.topic_id(topic) if self.note else None
-
-    def slices(self) -> set[str]:
-        """Return the slices that have live rows."""
-        return {value_of(file) for file in self._files()} - {BATCHES_SLICE}
-
-    def files(self, slices: Collection[str]) -> list[str]:
-        """Return the files of these slices."""
-        return [str(self.path / file) for file in self._files() if value_of(file) in slices]
-
-    def complete_since(self) -> datetime | None:
-        """Return since when each batch has a row, because old rows are removed; None if all rows are there."""
-        batches = self._batches()
-        return None if batches is None else complete_since(batches)
-
-    def taken(self, since: datetime) -> list[Taken]:
-        """Return the offsets of all micro-batches that were planned since a moment."""
-        batches = self._batches()
-        if batches is None:
-            return []
-        rows = batches.to_table(columns=["offsets", "watermark"], filter=ds.field("as_of") >= pa.scalar(since, TIME))
-        return [
-            Taken(partition=int(partition), start=start, end=end, watermark=row["watermark"])
-            for row in rows.to_pylist()
-            for partition, (start, end) in json.loads(row["offsets"]).items()
-            if start < end
-        ]
-
-    def _batches(self) -> ds.Dataset | None:
-        """The rows about batches; None if there are none, as in a table that was only reset."""
-        files = [file for file in self._files() if value_of(file) == BATCHES_SLICE]
-        return dataset(self.table, self.path, files) if self.table is not None and files else None
-
-    def _files(self) -> list[str]:
-        return list(files_with_sizes(self.table)) if self.table is not None else []
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinalFiles:
-    """The files with the final rows of some slices: own files, and folded files with rows of other slices, too."""
-
-    own: Sequence[str]
-    folded: Sequence[str]
-
-
-def final_files(lake_root: Folder, pipeline: Pipeline, version: int, slices: Collection[str]) -> FinalFiles:
-    """Return the files with the final rows of these slices, at one version of their table."""
-    path = lake_root / pipeline.final_table
-    files = stored(DeltaTable(str(path), version=version))
-    own = {file.path: value_of(file.path) for file in files if value_of(file.path) in slices}
-    missing = [slice_named(pipeline, name) for name in sorted(set(slices).difference(own.values()))]
-    folded = [f for day, some in by_day(missing).items() for f in of_day(files, day) if any(map(f.may_touch, some))]
-    return FinalFiles(own=[str(path / file) for file in own], folded=[str(path / file.path) for file in folded])
-
-
-def ask_to_prune(lake_root: Folder, pipeline: Pipeline, before: str, slices: Iterable[str]) -> None:
-    """Ask the live job to remove the rows of these slices. All of them are earlier than the slice ``before``."""
-    document = {"before": before, "slices": sorted(slices)}
-    Control.of(lake_root, pipeline.name).documents.replace(PRUNE, document)
-
-
-def pruned_before(lake_root: Folder, pipeline: Pipeline) -> str:
-    """Return the slice before which live rows may be gone; an empty name, which no slice precedes, if none are."""
-    asked = Control.of(lake_root, pipeline.name).documents.read(PRUNE) or {}
-    return str(asked.get("before", ""))
 
 
 def _is_off(difference: ds.Expression, type_: pa.DataType) -> ds.Expression:

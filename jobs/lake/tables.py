@@ -34,8 +34,6 @@ COMPACT_EVERY_COMMITS = 60
 DELETE_EVERY_SECONDS = HOUR_SECONDS
 # The stages of a writer lie in a folder that is named by this prefix and the writer's epoch.
 _EPOCH = "epoch-"
-# The request to a live job to remove superseded rows, in its control folder: {"before": slice, "slices": [slice]}.
-PRUNE = "prune"
 _RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _PROPERTIES = {
     # A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.

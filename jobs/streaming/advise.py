@@ -16,12 +16,11 @@ from rich.text import Text
 
 from jobs.lake.delta.reading import dataset
 from jobs.lake.events import Landed
-from jobs.lake.final import FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import WindowKind
 from jobs.refusal import Refusal
-from jobs.storage.folders import Folder
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999, 0.9999, 1.0)
 
@@ -58,13 +57,12 @@ class Advice:
         return table
 
 
-def advise(
-    lake_root: Folder, pipeline: Pipeline, trigger_ms: int, *, hours: float = 24, share: float = 0.999
-) -> Advice:
+def advise(lake: PipelineLake, trigger_ms: int, *, hours: float = 24, share: float = 0.999) -> Advice:
     """Look at the events of the newest hours, and propose the delay with which the wanted share would count."""
+    pipeline = lake.pipeline
     if pipeline.window.kind is WindowKind.SESSION:
         raise Refusal(f"{pipeline.name!r} has session windows, whose ends the events decide: no delay can be proposed")
-    landed = Landed.at(lake_root, pipeline.source)
+    landed = lake.events()
     if landed is None:
         raise Refusal(f"{pipeline.source.events_table} does not exist yet: run `ingest` first")
     delay_ms = pipeline.watermark_delay_seconds * 1000
@@ -82,7 +80,7 @@ def advise(
         counted = "SELECT avg(CAST(needed < {} AS INTEGER)) FROM needed"
         (now_share,) = _row(database, counted.format(delay_ms))
         (then_share,) = _row(database, counted.format(proposed * 1000))
-    rows = _more_rows(lake_root, pipeline, proposed - pipeline.watermark_delay_seconds)
+    rows = _more_rows(lake, proposed - pipeline.watermark_delay_seconds)
     return Advice(
         pipeline=pipeline.name,
         hours=hours,
@@ -147,14 +145,14 @@ def _row(database: duckdb.DuckDBPyConnection, sql: str) -> tuple[Any, ...]:
     return database.execute(sql).fetchall()[0]
 
 
-def _more_rows(lake_root: Folder, pipeline: Pipeline, more_seconds: int) -> int | None:
+def _more_rows(lake: PipelineLake, more_seconds: int) -> int | None:
     """Estimate the rows from the newest final slices: rows (windows and keys) per second, times the added seconds."""
-    final = FinalTable.read(lake_root, pipeline)
+    final = lake.final()
     newest = final.headers(final.days()[-2:]) if final else {}
     headers = [newest[name] for name in sorted(newest)[-100:]]
     if not headers:
         return None
-    return round(sum(header.rows for header in headers) / len(headers) / pipeline.slice_seconds * more_seconds)
+    return round(sum(header.rows for header in headers) / len(headers) / lake.pipeline.slice_seconds * more_seconds)
 
 
 def _sentence(pipeline: Pipeline, share: float, now_share: float, proposed: int, rows: int | None) -> str:

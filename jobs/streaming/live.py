@@ -15,7 +15,8 @@ from jobs.broker.kafka import admin, latest, require
 from jobs.control.checkpoint import Checkpoint
 from jobs.control.lease import Lease
 from jobs.control.room import Room
-from jobs.lake.tables import PRUNE, TableWriter, last_note
+from jobs.lake.live import PruneRequest, live_schema
+from jobs.lake.tables import TableWriter, last_note
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.settings import Settings, binding_conf
@@ -98,7 +99,7 @@ def _run_query(
         _write_batch_row(folder, lease, batch, pipeline)
         return rows + 1
 
-    path, schema = settings.lake_root / pipeline.live_table, _table_schema(windows)
+    path, schema = settings.lake_root / pipeline.live_table, live_schema(pipeline)
     # Check the lease first, because opening a table may change it.
     lease.check()
 
@@ -115,7 +116,7 @@ def _run_query(
         begins=start.reached,
         stage=stage,
         announce=announce,
-        superseded=lambda: _superseded(lease),
+        superseded=lambda: PruneRequest.read(lease.control.documents).slices,
         batches_kept=_batches_kept(pipeline),
         room=Room.of(settings.lake_root),
     )
@@ -124,12 +125,6 @@ def _run_query(
     trigger = {"availableNow": True} if until_caught_up else {"processingTime": f"{settings.trigger_ms} milliseconds"}
     queries = [(writer.trigger(**trigger).start(), batches)]
     return driver.run(queries, lease, stop, lambda: latest(client, [source]))
-
-
-def _superseded(lease: Lease) -> list[str]:
-    """The slices that are final and explained. The account names them in the job's control folder."""
-    asked = lease.control.documents.read(PRUNE) or {}
-    return list(asked.get("slices", ()))
 
 
 def _batches_kept(pipeline: Pipeline) -> timedelta:
@@ -146,23 +141,6 @@ def _rows(windows: DataFrame, lease: Lease, batch: Batch, pipeline: Pipeline) ->
             "as_of": F.timestamp_millis(F.lit(batch.plan.timestamp_ms)),
             "fingerprint": F.lit(pipeline.fingerprint),
         }
-    )
-
-
-def _table_schema(windows: DataFrame) -> pa.Schema:
-    """The columns for rows of windows, and for rows of batches: offsets, and the watermark that made events late."""
-    time = pa.timestamp("us", tz="UTC")
-    return pa.schema(
-        [
-            # To Spark a count is never null, but the row of a batch has no count.
-            *(column.with_nullable(True) for column in streams.arrow_schema(windows)),
-            pa.field("epoch", pa.int64()),
-            pa.field("batch", pa.int64()),
-            pa.field("as_of", time),
-            pa.field("fingerprint", pa.string()),
-            pa.field("offsets", pa.string()),
-            pa.field("watermark", time),
-        ]
     )
 
 

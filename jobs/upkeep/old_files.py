@@ -14,9 +14,9 @@ from jobs.control.incidents import Incidents
 from jobs.finality.planning import writing
 from jobs.finality.run.folder import KEPT_SECONDS, discard_old, old_runs
 from jobs.lake.delta.freeing import free_tables
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import PUT_ASIDE
-from jobs.pipelines.pipeline import Pipeline
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays
 from jobs.storage.documents import UNREADABLE
@@ -36,12 +36,13 @@ _DEEP = "checkpoints"
 def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
     """Make one pass over a lake, and return how much was removed of each kind."""
     kept_seconds = kept.incidents * DAY_SECONDS
+    lakes = (PipelineLake(lake_root, pipeline) for pipeline in PIPELINES.values())
     return [
         Removed(what="incidents", files=Incidents.of(lake_root).discard_old(kept_seconds)),
         _total("copies of unreadable documents", _older(_folders(lake_root, UNREADABLE), kept_seconds)),
         _total("what was put aside", _older(_folders(lake_root, PUT_ASIDE), ASIDE_KEPT_SECONDS)),
         _total("pages about audits and checks", _older(_children(lake_root / "quality"), KEPT_SECONDS)),
-        _total("run folders", (size for pipeline in PIPELINES.values() for size in _runs(lake_root, pipeline))),
+        _total("run folders", (size for lake in lakes for size in _runs(lake))),
         _replaced(lake_root),
     ]
 
@@ -56,18 +57,18 @@ def _total(what: str, sizes: Iterable[int]) -> Removed:
     return Removed(what=what, files=len(found), bytes=sum(found))
 
 
-def _runs(lake_root: Folder, pipeline: Pipeline) -> list[int]:
+def _runs(lake: PipelineLake) -> list[int]:
     """Remove old run folders of a pipeline. A plan does so, too, but some pipelines are not planned any more."""
-    if not old_runs(lake_root, pipeline, gives_up=False):
+    if not old_runs(lake, gives_up=False):
         return []
     try:
-        with writing(lake_root, pipeline.recompute_job) as lease:
-            sizes = [size for folder in old_runs(lake_root, pipeline, gives_up=False) for size in _sizes(folder)]
+        with writing(lake.root, lake.pipeline.recompute_job) as lease:
+            sizes = [size for folder in old_runs(lake, gives_up=False) for size in _sizes(folder)]
             lease.check()
-            discard_old(lake_root, pipeline, gives_up=False)
+            discard_old(lake, gives_up=False)
             return sizes
     except Refusal as refusal:
-        log.warning("run folders of %s are left to the next pass: %s", pipeline.name, refusal)
+        log.warning("run folders of %s are left to the next pass: %s", lake.pipeline.name, refusal)
         return []
 
 

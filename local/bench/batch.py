@@ -19,10 +19,9 @@ from jobs.broker.kafka import admin
 from jobs.finality import auditing, planning, publishing, recompute
 from jobs.finality.due import Request
 from jobs.finality.run.folder import Plan, RunFolder
-from jobs.lake.checksums import checksum
-from jobs.lake.columns import columns_of
+from jobs.lake.columns import checksum, columns_of
 from jobs.lake.events import Landed
-from jobs.lake.final import FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.slices import Slice, over_at, slices_between
 from jobs.refusal import Refusal
@@ -94,11 +93,11 @@ def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, r
         lake.land(schema, [Stretch(from_ms=hour, to_ms=hour + HOUR_MS, events=events, batches=sizes.own_hour_batches)])
         slices = slices_between(PIPELINE, hour, hour + HOUR_MS)
         for number in range(sizes.runs):
-            plan, folder = _planned(lake.settings, f"run-{number}", slices)
+            plan, folder = _planned(lake, f"run-{number}", slices)
             theirs = lake.settings.lake_root / "theirs"
             sides = {
-                "ours": partial(recompute.run, lake.settings, PIPELINE, plan.run),
-                "DuckDB": partial(by_duckdb, lake.settings, plan, theirs),
+                "ours": partial(recompute.run, lake.tables, lake.settings, plan.run),
+                "DuckDB": partial(by_duckdb, lake.tables, plan, theirs),
             }
             report(f"recompute: {events:,} events, {sizes.progress(number)}")
             for side in RIVALS if number % 2 == 0 else reversed(RIVALS):
@@ -114,14 +113,15 @@ def _over_ms(slices: Sequence[Slice]) -> int:
     return over_at(PIPELINE, max(slices))
 
 
-def _planned(settings: Settings, run: str, slices: Sequence[Slice]) -> tuple[Plan, RunFolder]:
+def _planned(lake: MadeLake, run: str, slices: Sequence[Slice]) -> tuple[Plan, RunFolder]:
     """Plan a run of exactly these slices, at the moment when the last of them is over."""
     request = Request(slices=tuple(slices), reason="measured")
-    with admin(settings.kafka) as client:
-        planned = planning.make(settings.lake_root, client, PIPELINE, run, request, lambda: _over_ms(slices))
+    with admin(lake.settings.kafka) as client:
+        planner = planning.Planner(lake=lake.tables, client=client, clock=lambda: _over_ms(slices))
+        planned = planner.make(run, request)
     if len(planned.plan.work) != len(slices):
         raise Refusal(f"of {len(slices)} slices {len(planned.plan.work)} were planned: {planned.survey.refused}")
-    return planned.plan, RunFolder.of(settings.lake_root, PIPELINE, run)
+    return planned.plan, RunFolder.of(lake.tables, run)
 
 
 _SAME = """
@@ -145,15 +145,15 @@ COPY (
 ) TO '{folder}' (FORMAT parquet, PARTITION_BY (slice))"""
 
 
-def by_duckdb(settings: Settings, plan: Plan, folder: Folder) -> None:
+def by_duckdb(lake: PipelineLake, plan: Plan, folder: Folder) -> None:
     """The yardstick: make the same exact windows from the same files, with one statement on all cores.
 
     DuckDB divides decimals as DOUBLEs, so the mean (of values that are not negative) is rounded in whole numbers.
     """
-    landed = Landed.at(settings.lake_root, PIPELINE.source, plan.events_version)
+    landed = lake.events(plan.events_version)
     slices = plan.slices(PIPELINE)
     if landed is None:
-        raise Refusal(f"there are no events in {settings.lake_root}")
+        raise Refusal(f"there are no events in {lake.root}")
     from_ms, to_ms = min(slices).start_ms, max(slices).end_ms
     files = [str(landed.path / file) for file in landed.files([(from_ms, to_ms)])]
     with duckdb.connect() as database:
@@ -223,27 +223,27 @@ class _Case:
     parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
 
     def landed(self) -> Landed:
-        found = Landed.at(self.lake.settings.lake_root, PIPELINE.source)
+        found = self.lake.tables.events()
         if found is None:
             raise Refusal(f"there are no events in {self.lake.settings.lake_root}")
         return found
 
     def restate(self, slice_: Slice, run: str, events: int, *, counts: bool) -> None:
         """Do a whole run as Airflow does it, part after part."""
-        settings = self.lake.settings
+        lake, settings = self.lake.tables, self.lake.settings
         versions: dict[str, int] = {}
         parts: dict[str, Callable[[], object]] = {
-            "plan": lambda: _planned(settings, run, [slice_]),
-            "recompute": lambda: recompute.run(settings, PIPELINE, run),
-            "audit": lambda: auditing.examine(settings.lake_root, PIPELINE, run),
+            "plan": lambda: _planned(self.lake, run, [slice_]),
+            "recompute": lambda: recompute.run(lake, settings, run),
+            "audit": lambda: auditing.examine(lake, run),
             "publish": lambda: versions.update(
-                publishing.publish(settings, PIPELINE, run, now_ms=_over_ms([slice_])).versions
+                publishing.publish(lake, settings.kafka, run, now_ms=_over_ms([slice_])).versions
             ),
         }
         for name, part in parts.items():
             took = seconds_of(part)
             self.parts[name] += [took] if counts else []
-        final = FinalTable.read(settings.lake_root, PIPELINE)
+        final = lake.final()
         header = final.headers([slice_.name[:8]])[slice_.name] if final else None
         if header is None or versions != {slice_.name: header.version} or abs(header.events / events - 1) > 0.01:
             raise Refusal(f"run {run!r} published {versions}, where {events:,} events were to be made final: {header}")

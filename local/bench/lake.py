@@ -19,9 +19,11 @@ from pyspark.sql import SparkSession
 from jobs.broker.kafka import TopicState, admin, require
 from jobs.broker.streams import arrow_schema
 from jobs.finality.planning import writing
-from jobs.lake.columns import columns_of, live_schema, schema_of
+from jobs.lake.columns import columns_of, schema_of
 from jobs.lake.final import FinalTable
-from jobs.lake.ledger import LateCountPosition, Ledger
+from jobs.lake.ledger import LateCountPosition
+from jobs.lake.live import live_schema
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
@@ -82,6 +84,11 @@ class MadeLake:
         with admin(settings.kafka) as client:
             return cls(settings=settings, topic=require(client, [_SOURCE.name])[_SOURCE.name])
 
+    @property
+    def tables(self) -> PipelineLake:
+        """The tables of the pipeline that is measured."""
+        return PipelineLake(self.settings.lake_root, PIPELINE)
+
     def land(self, schema: pa.Schema, stretches: Iterable[Stretch]) -> int:
         """Write events as `ingest` does. Return how many each partition has afterwards."""
         writer = TableWriter.open(self.settings.lake_root / _SOURCE.events_table, schema, "hour", epoch=1)
@@ -122,7 +129,7 @@ class MadeLake:
     def make_final(self, slices: Sequence[Slice], *, keys: int, as_of_ms: int, end: int = 0) -> None:
         """Publish slices, each with one window a second for each key, and add the lines of the ledger."""
         with writing(self.settings.lake_root, PIPELINE.recompute_job):
-            final = FinalTable.open(self.settings.lake_root, PIPELINE)
+            final = self.tables.open_final()
             headers = [self.header(slice_, rows=WINDOWS * keys, as_of_ms=as_of_ms, end=end) for slice_ in slices]
             files = stage_windows(final, headers, keys)
             final.publish([Publication(header=h, files=(file,)) for h, file in zip(headers, files, strict=True)])
@@ -132,7 +139,7 @@ class MadeLake:
             taken = Entry(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)
             lines = [reconciled(header, taken) for header in headers]
             counted = LateCountPosition(topic_id=self.topic.topic_id, ends=self._ends(end), at_ms=as_of_ms)
-            Ledger.open(self.settings.lake_root, PIPELINE).append(lines, counted=counted)
+            self.tables.open_ledger().append(lines, counted=counted)
 
     def header(self, slice_: Slice, *, rows: int, as_of_ms: int, end: int = 0, version: int = 1) -> Header:
         """The header of a final slice."""

@@ -5,7 +5,6 @@ import time
 from deltalake import DeltaTable
 
 from jobs.lake.delta.reading import files_with_sizes
-from jobs.lake.final import FinalTable
 from jobs.lake.final_topic import messages, send
 from jobs.lake.publication import Publication
 from jobs.pipelines.layout import HOUR_MS
@@ -41,10 +40,10 @@ def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Rep
     for number in range(sizes.runs):
         report(f"publish: {rows:,} rows, {sizes.progress(number)}")
         header = lake.header(slice_, rows=keys * WINDOWS, as_of_ms=slice_.end_ms + HOUR_MS, version=number + 2)
-        (staged,) = stage_windows(FinalTable.open(settings.lake_root, PIPELINE), [header], keys)
+        (staged,) = stage_windows(lake.tables.open_final(), [header], keys)
         # As a task does it from the start: open the table, read the day's headers and commit.
         began = time.monotonic()
-        final = FinalTable.open(settings.lake_root, PIPELINE)
+        final = lake.tables.open_final()
         final.require_version(final.headers([slice_.name[:8]])[slice_.name], header)
         final.publish([Publication(header=header, files=(staged,))])
         commits.append(time.monotonic() - began)

@@ -20,8 +20,7 @@ from jobs.airflow_api.client import AirflowApi
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
 from jobs.finality.plan_inputs import line_of
-from jobs.lake.events import Landed
-from jobs.lake.final import FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.layout import dag_id_of
 from jobs.pipelines.pipeline import Pipeline
@@ -189,7 +188,7 @@ def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
         if number % _SAMPLES_PER_MEMORY == 1:
             memory = sum(part.memory_bytes for part in stack.status())
             use = soak_disk.look(home, _tables())
-        lines = {name: age_of_tide_line(lake_root, pipeline) for name, pipeline in PIPELINES.items()}
+        lines = {name: age_of_tide_line(PipelineLake(lake_root, pipeline)) for name, pipeline in PIPELINES.items()}
         states = fleet.status()
         busy, now = meter.seconds_since(marked(home)), time.monotonic()
         yield Sample(
@@ -206,13 +205,13 @@ def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
         last = now
 
 
-def age_of_tide_line(lake_root: Folder, pipeline: Pipeline) -> tuple[float, int]:
+def age_of_tide_line(lake: PipelineLake) -> tuple[float, int]:
     """The age of the tide line in seconds, and the number of final slices.
 
     Before any slice is final, the age counts from the begin of the first slice.
     """
-    final = FinalTable.read(lake_root, pipeline)
-    first_ms, line_ms = line_of(pipeline, final, Landed.at(lake_root, pipeline.source))
+    pipeline, final = lake.pipeline, lake.final()
+    first_ms, line_ms = line_of(pipeline, final, lake.events())
     if first_ms is None:
         return 0.0, 0
     since_ms = slice_at(pipeline, first_ms).start_ms if line_ms is None else line_ms

@@ -12,6 +12,7 @@ from jobs import session
 from jobs.broker import kafka
 from jobs.finality import account, checking, rollback
 from jobs.lake.final import FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
 from jobs.settings import Settings
@@ -58,11 +59,12 @@ def restate(settings: Settings) -> None:
 
 def roll_back(settings: Settings) -> None:
     name = next(name for name, version in slices(settings).items() if version == 2)
-    rollback.roll_back(settings, SUM, name, 1, run="back", reason="a test", by="a test")
+    lake = PipelineLake(settings.lake_root, SUM)
+    rollback.roll_back(lake, settings.kafka, name, 1, run="back", reason="a test", by="a test")
 
 
 def explain(run: str) -> Callable[[Settings], None]:
-    return lambda settings: account.run(settings, SUM, run)
+    return lambda settings: account.run(PipelineLake(settings.lake_root, SUM), settings, run)
 
 
 def begin_anew(settings: Settings) -> None:
@@ -71,7 +73,7 @@ def begin_anew(settings: Settings) -> None:
 
 
 def check(settings: Settings) -> None:
-    checking.check(settings.lake_root, SUM, "check")
+    checking.check(PipelineLake(settings.lake_root, SUM), "check")
 
 
 def slices(settings: Settings) -> dict[str, int]:

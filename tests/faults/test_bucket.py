@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from jobs.finality.run.folder import RunFolder
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.query.lake import Lake
 from jobs.settings import PROJECT, Settings
@@ -61,7 +62,7 @@ def test_a_lake_in_a_bucket_is_as_good_as_one_on_a_disk(
     assert len(list((lake / "events" / "clicks").glob("hour=*"))) >= 60, "all in one micro-batch"
     assert checker.live_defects(lake, SUM.name, records) == []
     # The last run of the story that made all slices final that were over.
-    due_ms = RunFolder.of(lake, SUM, "second").plan().as_of_ms
+    due_ms = RunFolder.of(PipelineLake(lake, SUM), "second").plan().as_of_ms
     assert checker.final_defects(lake, SUM.name, records, due_ms=due_ms) == []
     here, copy = Lake(there), Lake(lake)
     for question in (

@@ -17,9 +17,10 @@ from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
 from jobs.broker import kafka
-from jobs.lake.drift import Live, ask_to_prune
+from jobs.control.folder import Control
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
+from jobs.lake.live import Live, PruneRequest
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, slice_at, slice_named
@@ -220,7 +221,8 @@ def dies_while_pruning(
     assert processes.finish(driver, log) == 0
     oldest = min(slices(settings), key=lambda slice_: slice_.start_ms)
     assert oldest.name in Live.at(settings.lake_root, SUM).slices()
-    ask_to_prune(settings.lake_root, SUM, slice_at(SUM, oldest.end_ms).name, [oldest.name])
+    asked = PruneRequest(before=slice_at(SUM, oldest.end_ms).name, slices=(oldest.name,))
+    asked.write(Control.of(settings.lake_root, SUM.name).documents)
     # Rows are removed after every sixtieth commit.
     fast, patience = {"STREAM_TRIGGER_MS": "200"}, 600
     driver = processes.start(settings, "live", "rolling_sum", log=log, TIDELINE_FAILPOINT=f"F8::{hit}", **fast)

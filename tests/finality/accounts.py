@@ -14,9 +14,10 @@ from jobs.finality import account
 from jobs.lake.columns import TIME, columns_of
 from jobs.lake.drift import Accounts
 from jobs.lake.final import FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Header
-from jobs.lake.tables import PRUNE, Manifest, Note, Ranges, TableWriter
+from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
@@ -121,7 +122,7 @@ class Made:
         final.publish([Publication(header=header, files=files)])
 
     def account(self, run: str = "run") -> None:
-        account.run(self.settings, self.pipeline, run)
+        account.run(PipelineLake(self.settings.lake_root, self.pipeline), self.settings, run)
 
     def query(self, sql: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = Lake(self.root).query(sql).to_pylist(maps_as_pydicts="lossy")
@@ -134,7 +135,7 @@ class Made:
         return [tuple(row.values()) for row in self.query(f"{sql} ORDER BY 1, 2")]
 
     def asked(self) -> dict[str, Any] | None:
-        return Control.of(self.root, "rolling_sum").documents.read(PRUNE)
+        return Control.of(self.root, "rolling_sum").documents.read("prune")
 
 
 def write(folder: Path, rows: pa.Table) -> Path:

@@ -9,9 +9,11 @@ from pyspark.sql import SparkSession
 
 from jobs.control.incident import unexplained
 from jobs.control.incidents import Incidents
-from jobs.finality import account
-from jobs.lake.drift import Accounts, Live, final_files
+from jobs.finality import account, comparison
+from jobs.lake.drift import Accounts
 from jobs.lake.final import FinalTable
+from jobs.lake.live import Live
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.tables import TableWriter
 from tests.finality.accounts import FIRST, PIPELINE, SECOND, THIRD, Made, never, note, two_slices
 from tests.judges.naive_stream import T0, Batch, Event
@@ -50,9 +52,9 @@ def test_of_a_file_with_rows_of_many_slices_those_that_are_due_are_read(spark: S
     wanted = {name: final.rows(name) for name in (FIRST.name, SECOND.name)}
     final.tend(lambda: None, FIRST.end_ms + 400 * 24 * 3_600_000)
     for names in ({FIRST.name}, {SECOND.name}, {FIRST.name, SECOND.name}):
-        files = final_files(made.root, PIPELINE, final.version, names)
+        files = PipelineLake(made.root, PIPELINE).final_files(final.version, names)
         assert (len(files.own), len(files.folded)) == (0, 1)
-        rows = account._final_rows(spark, PIPELINE, files, names).orderBy("window_start", "key").toArrow()
+        rows = comparison._final_rows(spark, PIPELINE, files, names).orderBy("window_start", "key").toArrow()
         expected = pa.concat_tables(wanted[name] for name in sorted(names))
         assert rows.to_pylist() == expected.sort_by([("window_start", "ascending"), ("key", "ascending")]).to_pylist()
     made.account()
@@ -93,7 +95,7 @@ def test_an_account_that_died_before_it_told_is_told_by_the_next_run(
             made.account("died")
     assert [row[4] for row in made.slices()] == [1, 0]
     monkeypatch.setattr(account.session, "opened", never)
-    account.run(made.settings, PIPELINE, "again", "https://runs/again")
+    account.run(PipelineLake(made.settings.lake_root, PIPELINE), made.settings, "again", "https://runs/again")
     (incident,) = Incidents.of(made.root).still_open(unexplained("rolling_sum"))
     assert "key='a': events: live 4, final 1, unexplained 3; " in incident.text
     assert incident.link == "https://runs/again"

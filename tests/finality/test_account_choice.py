@@ -12,8 +12,10 @@ from jobs.finality import account
 from jobs.lake import tables
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.delta.reading import rows_by_partition
-from jobs.lake.drift import Accounts, Live, _DayTable
+from jobs.lake.drift import Accounts, _DayTable
 from jobs.lake.ledger import LateCountPosition, Ledger
+from jobs.lake.live import Live
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Entry, State
 from jobs.lake.tables import TableWriter
 from jobs.pipelines.layout import HOUR_MS
@@ -272,4 +274,4 @@ def test_the_live_job_prunes_when_it_tends(streamed: Made, monkeypatch: pytest.M
 def test_sessions_are_refused(made: Made) -> None:
     sessions = replace(PIPELINE, window=Window.session(gap_ms=1000, longest_ms=60_000))
     with pytest.raises(Refusal, match="session windows, which cannot be accounted for yet"):
-        account.run(made.settings, sessions, "r")
+        account.run(PipelineLake(made.settings.lake_root, sessions), made.settings, "r")

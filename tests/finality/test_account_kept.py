@@ -24,6 +24,7 @@ from jobs.lake.delta import fenced
 from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.drift import Accounts, drift_schema
 from jobs.lake.final import FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.slices import slice_at
 from jobs.settings import Settings
 from tests.finality.accounts import FIRST, PIPELINE, Made, done, never, two_slices
@@ -100,7 +101,7 @@ def test_what_is_due_is_counted_without_a_look_at_what_is_old(made: Made, monkey
     made.publish(name(40), [], {0: 4}, events=7)
     made.publish(name(41), [], {0: 4}, events=5)
     read = Read(monkeypatch)
-    assert accounted_module.events_due(made.root, PIPELINE) == 12
+    assert accounted_module.events_due(PipelineLake(made.root, PIPELINE)) == 12
     assert read.days == {name(day)[:8] for day in (0, 40, 41)}
 
 
@@ -156,7 +157,7 @@ def test_a_torn_document_costs_one_look_at_everything(made: Made, content: bytes
     (made.root / "control" / PIPELINE.account_job / "progress").write_bytes(content)
     made.account()
     assert {row[:2] for row in made.slices()} == {(name(0), 1), (name(0), 2), (name(1), 1)}
-    assert Progress.read(made.root, PIPELINE) is not None
+    assert Progress.read(PipelineLake(made.root, PIPELINE)) is not None
 
 
 def drift_file(accounts: Accounts, day: int) -> Path:

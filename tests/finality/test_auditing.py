@@ -15,6 +15,7 @@ from jobs.finality.run.tries import StagedSlice, Try
 from jobs.lake.columns import columns_of
 from jobs.lake.final import INPUTS
 from jobs.lake.ledger import Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import State, with_late
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_named
@@ -29,7 +30,7 @@ EMPTY = "20261119T000100Z"
 
 def plan(lake: Path, *slices: str) -> RunFolder:
     """A run on empty slices."""
-    folder = RunFolder.of(lake, SUM, "r")
+    folder = RunFolder.of(PipelineLake(lake, SUM), "r")
     folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in slices)))
     folder.take(dict.fromkeys(slices, StagedSlice()))
     return folder
@@ -38,7 +39,7 @@ def plan(lake: Path, *slices: str) -> RunFolder:
 def test_a_source_that_has_gone_silent_is_a_warning_with_a_page(tmp_path: Path) -> None:
     finals.publish(tmp_path, 1)
     folder = plan(tmp_path, EMPTY)
-    verdict = auditing.examine(tmp_path, SUM, "r")[EMPTY]
+    verdict = auditing.examine(PipelineLake(tmp_path, SUM), "r")[EMPTY]
     assert verdict.passed
     assert verdict.sentence == "rows are at least 1/10 of the usual number (rows 0, usually 1)"
     assert (folder.verdicts() or {})[EMPTY]["passed"]
@@ -49,7 +50,7 @@ def test_a_source_that_has_gone_silent_is_a_warning_with_a_page(tmp_path: Path) 
 
 def test_empty_slices_pass_where_nothing_is_usual_yet(tmp_path: Path) -> None:
     plan(tmp_path, EMPTY)
-    assert auditing.examine(tmp_path, SUM, "r")[EMPTY].failures == ()
+    assert auditing.examine(PipelineLake(tmp_path, SUM), "r")[EMPTY].failures == ()
 
 
 @pytest.mark.parametrize("blocked", [False, True])
@@ -62,7 +63,7 @@ def test_late_events_that_another_plan_has_counted_stay_counted(tmp_path: Path, 
     if blocked:
         # As if the job had read an event that was not accepted.
         folder.take({EMPTY: StagedSlice(read=1)})
-    assert auditing.examine(tmp_path, SUM, "r")[EMPTY].passed is not blocked
+    assert auditing.examine(PipelineLake(tmp_path, SUM), "r")[EMPTY].passed is not blocked
     newest = Ledger.open(tmp_path, SUM).newest()[EMPTY]
     assert newest.state is (State.BLOCKED if blocked else State.AUDITING)
     assert newest.late == 5
@@ -74,7 +75,7 @@ FULL = "20261119T000000Z"
 
 def staged_words(lake: Path, *, there: int, said: int, inputs: int) -> RunFolder:
     """A run of `word_count` on a slice of three lines, which hold five words."""
-    folder = RunFolder.of(lake, WORDS, "r")
+    folder = RunFolder.of(PipelineLake(lake, WORDS), "r")
     plan = replace(finals.plan_of("r", finals.work_of(FULL, events=3)), pipeline=WORDS.name)
     folder.begin(plan)
     own = Try.begin(folder.path, [FULL])
@@ -95,7 +96,7 @@ def staged_words(lake: Path, *, there: int, said: int, inputs: int) -> RunFolder
 def test_a_stage_that_has_lost_rows_is_not_judged(tmp_path: Path) -> None:
     folder = staged_words(tmp_path, there=1, said=5, inputs=1)
     with pytest.raises(Refusal, match=f"5 rows of slice {FULL} were staged in .*, 1 are there"):
-        auditing.examine(tmp_path, WORDS, "r")
+        auditing.examine(PipelineLake(tmp_path, WORDS), "r")
     assert folder.verdicts() is None
 
 
@@ -103,17 +104,17 @@ def test_a_stage_that_has_lost_rows_is_not_judged(tmp_path: Path) -> None:
 def test_words_that_were_lost_on_the_way_are_noticed(tmp_path: Path, there: int, inputs: int, passes: bool) -> None:
     """An event makes many words or none, so the expected number comes from another query plan than the rows."""
     staged_words(tmp_path, there=there, said=there, inputs=inputs)
-    verdict = auditing.examine(tmp_path, WORDS, "r")[FULL]
+    verdict = auditing.examine(PipelineLake(tmp_path, WORDS), "r")[FULL]
     assert verdict.passed is passes, verdict.sentence
     if not passes:
         assert f"in windows {there}, made of events 5" in verdict.sentence
 
 
 def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tmp_path: Path) -> None:
-    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
     folder.take({EMPTY: StagedSlice()}, {FULL: "ARITHMETIC_OVERFLOW in sum"})
-    verdicts = auditing.examine(tmp_path, SUM, "r")
+    verdicts = auditing.examine(PipelineLake(tmp_path, SUM), "r")
     assert {name: verdict.passed for name, verdict in verdicts.items()} == {FULL: False, EMPTY: True}
     line = Ledger.open(tmp_path, SUM).newest()[FULL]
     assert (line.state, line.reason) == (State.BLOCKED, "the slice can be computed (ARITHMETIC_OVERFLOW in sum)")
@@ -122,18 +123,18 @@ def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tm
     assert "ARITHMETIC_OVERFLOW" in incident.text
     settings = replace(Settings.from_env({}), lake_root=tmp_path)
     with pytest.raises(Refusal, match=f"slice {FULL} was not computed in run 'r', so there is nothing to publish"):
-        publishing.publish(settings, SUM, "r", {FULL: "somebody"}, now_ms=0)
+        publishing.publish(PipelineLake(settings.lake_root, SUM), settings.kafka, "r", {FULL: "somebody"}, now_ms=0)
 
 
 def test_slices_that_were_not_tried_are_left_alone(tmp_path: Path) -> None:
-    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
     folder.take({EMPTY: StagedSlice()})
-    assert set(auditing.examine(tmp_path, SUM, "r")) == {EMPTY}
+    assert set(auditing.examine(PipelineLake(tmp_path, SUM), "r")) == {EMPTY}
     assert set(folder.verdicts() or {}) == {EMPTY}
 
 
 def test_of_a_run_that_only_tells_nothing_is_judged(tmp_path: Path) -> None:
     folder = plan(tmp_path)
-    assert auditing.examine(tmp_path, SUM, "r") == {}
+    assert auditing.examine(PipelineLake(tmp_path, SUM), "r") == {}
     assert folder.verdicts() == {}

@@ -12,8 +12,9 @@ import pytest
 from jobs.control.incident import served as key_of_served
 from jobs.control.incidents import Incidents
 from jobs.finality import checking
-from jobs.lake.columns import live_schema
 from jobs.lake.final import FinalTable
+from jobs.lake.live import live_schema
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
 from jobs.pipelines.window import Measure
@@ -56,7 +57,7 @@ def events(tmp_path: Path) -> Table:
 
 
 def failures(lake: Path) -> list[str]:
-    return [failure.sentence for failure in checking.check(lake, SUM, "check").failures]
+    return [failure.sentence for failure in checking.check(PipelineLake(lake, SUM), "check").failures]
 
 
 def test_a_stream_that_died_is_stale_although_none_of_its_windows_is_live_any_more(
@@ -143,5 +144,5 @@ def test_what_cannot_be_read_is_not_called_right(tmp_path: Path, live: Table, ev
     for file in (tmp_path / SUM.live_table).glob("slice=*/*.parquet"):
         file.write_bytes(b"PAR1 and no more")
     with pytest.raises(Refusal, match="the query cannot be answered"):
-        checking.check(tmp_path, SUM, "again")
+        checking.check(PipelineLake(tmp_path, SUM), "again")
     assert [incident.key for incident in Incidents.of(tmp_path).still_open(key)] == [key]

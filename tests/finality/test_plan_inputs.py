@@ -20,6 +20,7 @@ from jobs.finality.run.folder import RunFolder
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition, Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
@@ -61,8 +62,9 @@ def make_lake(lake: Path, final: Collection[Slice], states: Mapping[Slice, State
 
 
 def read_few(lake: Path, request: Request | None) -> tuple[PlanSnapshot, FinalTable]:
-    final = FinalTable.open(lake, SUM)
-    return read_inputs(lake, None, SUM, final, Ledger.open(lake, SUM), request, lambda: NOW), final  # type: ignore[arg-type]
+    tables = PipelineLake(lake, SUM)
+    final, ledger = tables.open_final(), tables.open_ledger()
+    return read_inputs(tables, None, final, ledger, request, lambda: NOW), final  # type: ignore[arg-type]
 
 
 def read_all(lake: Path, request: Request | None) -> SliceSurvey:
@@ -137,7 +139,7 @@ def test_of_a_month_four_days_are_opened_and_those_of_which_there_is_news(tmp_pa
     _, opened = read_few(tmp_path, None)
     assert days_read(opened) == always | {blocked.name[:8]}
     land(tmp_path, [event(late.start_ms, 30)], batch=1)
-    RunFolder.of(tmp_path, SUM, "died").begin(plan_of("died", work_of(left.name)))
+    RunFolder.of(PipelineLake(tmp_path, SUM), "died").begin(plan_of("died", work_of(left.name)))
     asked = Request(slices=(SLICES[80],), reason="asked")
     snapshot, opened = read_few(tmp_path, asked)
     assert days_read(opened) == always | {s.name[:8] for s in (blocked, late, left, SLICES[80])}

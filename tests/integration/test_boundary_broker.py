@@ -185,10 +185,11 @@ def test_a_machine_whose_clock_is_wrong_plans_and_streams_nothing(
 ) -> None:
     time_is(monkeypatch, ahead_seconds)
     with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
+        planner = planning.Planner(lake=batch.lake_of(settings, SUM), client=client, clock=clock)
         with pytest.raises(Refusal, match=r"set this machine's clock, e\.g\. by NTP"):
-            planning.look(settings.lake_root, client, SUM, None, clock)
+            planner.look()
         with pytest.raises(Refusal, match=r"set this machine's clock"):
-            planning.make(settings.lake_root, client, SUM, "ahead", None, clock)
+            planner.make("ahead")
     for start in (lambda: live.run(settings, SUM), lambda: ingest.run(settings), lambda: broker_now_ms(settings.kafka)):
         with pytest.raises(Refusal, match=r"this machine's clock says .*, the broker's says .*: set this machine's"):
             start()
@@ -226,18 +227,19 @@ def test_what_came_in_time_is_in_the_final_slice_whatever_clock_a_plan_was_made_
     batch.stage(settings, SUM, "ahead")
     batch.audit(settings, SUM, "ahead")
     now_ms = broker_now_ms(settings.kafka)
-    published = publishing.publish(settings, SUM, "ahead", now_ms=now_ms)
+    published = publishing.publish(batch.lake_of(settings, SUM), settings.kafka, "ahead", now_ms=now_ms)
     assert hasty.name in published.refused
     assert "by the broker's clock it is not over" in published.refused[hasty.name]
     assert all(over_at(SUM, slice_named(SUM, name)) <= now_ms for name in published.versions)
-    publishing.publish(settings, SUM, "ahead", now_ms=plan.as_of_ms)
+    publishing.publish(batch.lake_of(settings, SUM), settings.kafka, "ahead", now_ms=plan.as_of_ms)
     assert header(settings, hasty).version == 1
     events = header(settings, hasty).events
     produce("numbers", [replace(record, value=at(hasty, n)) for n, record in enumerate(numbers(3, first=1000))])
     land(settings)
     # By the broker's clock it is not over: it waits.
     with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
-        assert planning.make(settings.lake_root, client, SUM, "waiting", None, clock).plan.work == ()
+        planner = planning.Planner(lake=batch.lake_of(settings, SUM), client=client, clock=clock)
+        assert planner.make("waiting").plan.work == ()
     batch.whole(settings, SUM, "healing")
     assert (header(settings, hasty).version, header(settings, hasty).events) == (2, events + 3)
     assert header(settings, hasty).reason == "3 missing events that had come in time"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from jobs.finality import account
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.query.lake import Lake
 from jobs.settings import Settings
@@ -153,7 +154,7 @@ def test_final_is_right_and_every_difference_is_explained(
         ingest.run(settings, until_caught_up=True)
         assert not batch.whole(settings, pipeline, "first").blocked
         assert defects(settings, name, "first") == []
-        account.run(settings, pipeline, "account-1")
+        account.run(PipelineLake(settings.lake_root, pipeline), settings, "account-1")
         judge(settings, name)
         if history == DOWN_AND_BEHIND:
             assert causes(settings, name) >= {"late", "ahead", "not_reached"}
@@ -162,7 +163,7 @@ def test_final_is_right_and_every_difference_is_explained(
         live.run(settings, pipeline, until_caught_up=True)
         ingest.run(settings, until_caught_up=True)
         batch.whole(settings, pipeline, "second")
-        account.run(settings, pipeline, "account-2")
+        account.run(PipelineLake(settings.lake_root, pipeline), settings, "account-2")
         assert defects(settings, name, "second") == []
         judge(settings, name)
 

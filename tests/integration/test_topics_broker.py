@@ -39,6 +39,7 @@ from jobs.broker.kafka import admin, client_options, describe, states, topic_ids
 from jobs.broker.topics import Action
 from jobs.finality import planning
 from jobs.lake import final_topic
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.source import Topic
 from jobs.refusal import Refusal
@@ -348,7 +349,8 @@ def reset_plan(settings: Settings) -> None:
 
 def plan_and_publish(settings: Settings) -> None:
     with admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
-        planning.make(settings.lake_root, client, PIPELINES["rolling_sum"], "a run", None, clock)
+        lake = PipelineLake(settings.lake_root, PIPELINES["rolling_sum"])
+        planning.Planner(lake=lake, client=client, clock=clock).make("a run")
     assert final_topic.send(settings.kafka, "sums.final", [(b"key", b"a row")]) == 1
 
 

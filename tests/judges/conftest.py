@@ -7,6 +7,9 @@ import pytest
 
 from jobs.finality import rollback
 from jobs.lake.slices import Header
+from jobs.pipelines import days
+from tests.judges.histories import world_of
+from tests.judges.simulated_world import SUM, World
 
 
 @pytest.fixture
@@ -21,3 +24,12 @@ def staged_again(monkeypatch: pytest.MonkeyPatch) -> None:
         return (file,)
 
     monkeypatch.setattr(rollback, "_stage_again", stage_again)
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world in which everything before the tide line counts as settled."""
+    monkeypatch.setattr(days, "_MORE_HOURS", -SUM.source.horizon_hours)
+    world = world_of(tmp_path, 3)
+    world.bad = set()
+    return world

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from jobs.streaming.reset_plan import To
 from tests.judges.simulated_broker import SKEW_MS, Broker
 from tests.judges.simulated_judges import judge_end
 from tests.judges.simulated_live import Stream, judge_account, live_of, or_reset
+from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SUM, World
 from tests.judges.simulation import happen, in_turns, model_of, run
 
@@ -111,8 +112,8 @@ def settle_live(world: World, stream: Stream) -> list[str]:
 
 
 def back(world: World, slice_: str) -> None:
-    settings = SimpleNamespace(lake_root=world.root, kafka=None)
-    roll_back(settings, SUM, slice_, 1, run="back", reason="a test", by="tests")  # type: ignore[arg-type]
+    kafka: Any = None
+    roll_back(LakeModel.of(world), kafka, slice_, 1, run="back", reason="a test", by="tests")
 
 
 def names_early(world: World) -> set[str]:

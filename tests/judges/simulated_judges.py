@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 
 from jobs.finality.run.folder import RunFolder
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Entry, Header, State
 from jobs.pipelines.slices import over_at
 from tests.judges.simulated_broker import SKEW_MS, Record, id_of, is_before
@@ -131,7 +132,8 @@ def judge_blocked(world: World, newest: Mapping[str, Entry]) -> list[str]:
     Until then a person can publish it, so its run has not ended.
     """
     blocked = {name: line for name, line in newest.items() if line.state is State.BLOCKED}
-    ended = [name for name, line in blocked.items() if name not in RunFolder.of(world.root, SUM, line.run).left]
+    lake = PipelineLake(world.root, SUM)
+    ended = [name for name, line in blocked.items() if name not in RunFolder.of(lake, line.run).left]
     defects = [f"slice {name} is blocked, and its run has ended: nobody can approve it" for name in ended]
     return defects + [defect for line in blocked.values() for defect in _miscounted(world, line, line)]
 

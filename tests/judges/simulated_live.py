@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -20,16 +20,16 @@ import pytest
 from jobs.broker.kafka import TopicState
 from jobs.finality import account, accounted
 from jobs.finality.planning import writing
-from jobs.lake import drift
 from jobs.lake.columns import TIME
 from jobs.lake.delta.fenced import OvertakenError
+from jobs.lake.live import Live, PruneRequest, Taken
 from jobs.lake.slices import Header
 from jobs.lake.tables import Note, Ranges
 from jobs.refusal import Refusal
-from jobs.streaming import live, reset
+from jobs.streaming import reset
 from jobs.streaming.start import Progress, Start, check_start
 from tests.judges.simulated_broker import Record
-from tests.judges.simulated_tables import FinalModel, LandedModel, LedgerModel
+from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import SUM, World, in_slice, slice_of
 
 TOPIC = SUM.source.name
@@ -85,7 +85,7 @@ class Stream:
                 lease.check()
                 self.commit(seen, rows)
                 self._finish()
-                self._prune(live._superseded(lease))
+                self._prune(PruneRequest.read(lease.control.documents).slices)
 
     def _finish(self) -> None:
         """Note in the checkpoint that the newest batch is written, as Spark does when the table already has it."""
@@ -149,8 +149,8 @@ class Stream:
 
     def account(self, run: str) -> None:
         """Run the account."""
-        settings: Any = SimpleNamespace(lake_root=self.world.root, live_kept_seconds=LIVE_KEPT_SECONDS)
-        account.run(settings, SUM, run)
+        settings: Any = SimpleNamespace(live_kept_seconds=LIVE_KEPT_SECONDS)
+        account.run(LiveLake.of_stream(self), settings, run)
 
 
 def is_counted(record: Record, watermark_ms: int) -> bool:
@@ -181,7 +181,7 @@ class ResetWriter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveView(drift.Live):
+class LiveView(Live):
     """`Live` in memory, at one version."""
 
     rows: Rows
@@ -220,7 +220,30 @@ class AccountsModel:
         """Do nothing: files have no part in the simulation."""
 
 
-def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[drift.Taken]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class LiveLake(LakeModel):
+    """`LakeModel` with a live stream and its accounts."""
+
+    stream: Stream
+
+    @classmethod
+    def of_stream(cls, stream: Stream) -> Self:
+        return cls(stream.world.root, SUM, stream.world, stream)
+
+    def events(self, version: int | None = None) -> Any:
+        self.world.operate("account: look at events")
+        return super().events(version)
+
+    def live(self) -> Live:
+        self.world.operate("account: look at live")
+        rows = self.stream.rows
+        return LiveView(path=self.root / SUM.live_table, table=None, note=rows.note, rows=rows)
+
+    def open_accounts(self) -> Any:
+        return AccountsModel(self.stream)
+
+
+def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[Taken]) -> dict[str, Any]:
     """The total of a slice. Like the product it goes by offsets, so records of two topics do not add up."""
     records = in_slice(seen.landed.records if seen.landed else [], header.slice)  # type: ignore[attr-defined]
     batches = [(each, round(each.watermark.timestamp() * 1000)) for each in taken]
@@ -248,17 +271,8 @@ def live_of(world: World) -> Iterator[Stream]:
     """Run the product's account and reset on a stream of the world, within `model_of`."""
     stream = Stream(world)
 
-    def live_at(*_: object) -> LiveView:
-        world.operate("account: look at live")
-        path: Any = world.root / SUM.live_table
-        return LiveView(path=path, table=None, note=stream.rows.note, rows=stream.rows)
-
-    def landed_at(*_: object) -> LandedModel | None:
-        world.operate("account: look at events")
-        return LandedModel(world) if world.broker.landed else None
-
     def compared(
-        _spark: object, _settings: object, _pipeline: object, _run: str, seen: Any, headers: Any, taken: Any, _: object
+        _spark: object, _lake: object, _run: str, seen: Any, headers: Any, taken: Any, _stage: object
     ) -> list[dict[str, Any]]:
         return [compare(world, seen, header, taken) for header in headers]
 
@@ -275,11 +289,6 @@ def live_of(world: World) -> Iterator[Stream]:
             return at(world.clock_ms)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accounted, "Live", SimpleNamespace(at=live_at))
-        patch.setattr(accounted, "Landed", SimpleNamespace(at=landed_at))
-        patch.setattr(account, "FinalTable", SimpleNamespace(read=lambda *_: FinalModel(world)))
-        patch.setattr(accounted, "Ledger", SimpleNamespace(read=lambda *_: LedgerModel(world)))
-        patch.setattr(account, "Accounts", SimpleNamespace(open=lambda *_: AccountsModel(stream)))
         patch.setattr(account, "session", SimpleNamespace(opened=lambda *_: nullcontext()))
         patch.setattr(account, "compare", compared)
         patch.setattr(account, "datetime", Now)

@@ -8,8 +8,10 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -18,6 +20,7 @@ from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.events import Count
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Entry, Header, State
 from jobs.pipelines.slices import Slice
@@ -170,6 +173,32 @@ class LandedModel:
             if each.offset >= ends.get(each.partition, 0) and each.arrival > since_ms and each.time < before_ms
         ]
         return pa.Table.from_pylist(rows) if rows else pa.table({})
+
+
+@dataclass(frozen=True)
+class LakeModel(PipelineLake):
+    """`PipelineLake` in memory: the seam at which the simulation gives its tables to the product."""
+
+    world: World
+
+    @classmethod
+    def of(cls, world: World) -> Self:
+        return cls(world.root, SUM, world)
+
+    def events(self, version: int | None = None) -> Any:
+        return LandedModel(self.world) if self.world.broker.landed else None
+
+    def final(self, version: int | None = None) -> Any:
+        return FinalModel(self.world, version)
+
+    def open_final(self) -> Any:
+        return FinalModel(self.world)
+
+    def ledger(self) -> Any:
+        return LedgerModel(self.world)
+
+    def open_ledger(self) -> Any:
+        return LedgerModel(self.world)
 
 
 def window(found: tuple[Header, int] | None) -> pa.Table:

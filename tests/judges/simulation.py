@@ -14,8 +14,9 @@ import pytest
 from greenlet import getcurrent, greenlet
 
 from jobs.broker import clock
-from jobs.finality import late, plan_inputs, planning, publishing, rollback
+from jobs.finality import plan_inputs, planning, publishing
 from jobs.finality.due import Request
+from jobs.finality.planning import Planner
 from jobs.finality.publishing import Published
 from jobs.finality.run.folder import RunFolder, Work
 from jobs.finality.run.tries import StagedSlice, Try
@@ -24,7 +25,7 @@ from jobs.pipelines.slices import over_at
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
 from tests.judges.simulated_broker import SKEW_MS
-from tests.judges.simulated_tables import FinalModel, LandedModel, LedgerModel
+from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, Killed, World, slice_of
 
 
@@ -45,18 +46,8 @@ def model_of(world: World) -> Iterator[None]:
         found = SimpleNamespace(topic_id=broker.topic_id, earliest=dict.fromkeys(broker.logs, 0), latest=broker.ends)
         return dict.fromkeys(topics, found)
 
-    final = SimpleNamespace(
-        open=lambda *_: FinalModel(world), read=lambda _root, _pipeline, version=None: FinalModel(world, version)
-    )
-    ledger = SimpleNamespace(open=lambda *_: LedgerModel(world), read=lambda *_: LedgerModel(world))
     with pytest.MonkeyPatch.context() as patch:
         world.leases.install(patch)
-        for module in (planning, publishing, rollback):
-            patch.setattr(module, "FinalTable", final)
-            patch.setattr(module, "Ledger", ledger)
-        landed = SimpleNamespace(at=lambda *_: LandedModel(world) if world.broker.landed else None)
-        for module in (planning, plan_inputs, late):
-            patch.setattr(module, "Landed", landed)
         patch.setattr(plan_inputs, "require", require)
         # Ingest lands no records while this process waits for it.
         patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
@@ -74,18 +65,19 @@ def run(
     ``ahead_ms``: it plans by a clock that is so far ahead of the broker's clock, as an older version may do.
     ``off_ms``: the clock of its machine is ahead of the broker's clock by so much, or behind.
     """
-    settings = SimpleNamespace(lake_root=world.root, kafka=None)
+    lake = LakeModel.of(world)
     world.machines[getcurrent()] = off_ms
     world.plans_ahead = world.plans_ahead or ahead_ms > 0
     now = partial(clock._now_ms, None)  # type: ignore[arg-type]
     plan_clock = (lambda: world.clock_ms + ahead_ms) if ahead_ms else now
-    planning.await_ingest(world.root, None, SUM, name, request, plan_clock)
-    planned = planning.make(world.root, None, SUM, name, request, plan_clock)
+    planner = planner_of(world, plan_clock)
+    planner.await_ingest(name, request)
+    planned = planner.make(name, request)
     if abs(off_ms) > CLOCK_TOLERANCE_MS:
         world.defects.append(f"run {name} has planned on a machine whose clock is off by {off_ms} ms")
     if not planned.plan.work and not planned.plan.unannounced:
         return None
-    folder = RunFolder.of(world.root, SUM, name)
+    folder = RunFolder.of(lake, name)
     own = Try.begin(folder.path, planned.plan.names)
     staged = {}
     for work in planned.plan.work:
@@ -95,9 +87,7 @@ def run(
     own.write_result(staged)
     world.operate("stage: take it")
     folder.take(own.result())
-    planning.note(
-        world.root, SUM, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work]
-    )
+    planning.note(lake, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work])
     world.operate("audit: decide")
     folder.decide(
         {
@@ -106,10 +96,22 @@ def run(
         }
     )
     blocked = [work for work in planned.plan.work if work.slice in world.bad]
-    planning.note(world.root, SUM, [planned.plan.entry(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
-    published = publishing.publish(settings, SUM, name, now_ms=now())  # type: ignore[arg-type]
+    planning.note(lake, [planned.plan.entry(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
+    published = publish(world, name, now())
     world.reported += list(published.versions.items())
     return published
+
+
+def planner_of(world: World, clock: Callable[[], int] | None = None) -> Planner:
+    """The planner of the product, on the tables of the world."""
+    client: Any = None
+    return Planner(lake=LakeModel.of(world), client=client, clock=clock or (lambda: world.clock_ms))
+
+
+def publish(world: World, name: str, now_ms: int) -> Published:
+    """Publish a run by the product's code."""
+    kafka: Any = None
+    return publishing.publish(LakeModel.of(world), kafka, name, now_ms=now_ms)
 
 
 def stage_slice(own: Try, work: Work) -> StagedSlice:

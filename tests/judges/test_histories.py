@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +11,15 @@ from jobs.control.incident import blocked
 from jobs.control.incidents import Incidents
 from jobs.control.lease import LeaseLostError
 from jobs.finality import due, late, planning, publishing
-from jobs.finality.due import Request
+from jobs.finality.due import Request, SliceSurvey
 from jobs.finality.run import folder as runs
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.slices import Boundary, Entry, State
-from jobs.pipelines import days
 from jobs.pipelines.slices import CLOCK_SKEW_MS, over_at, slice_at, slices_between
 from tests.judges.histories import ASKED, HOUR_MS, OLDEST, back, interrupted, names_early, settle, world_of
+from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SUM, World
-from tests.judges.simulation import model_of, run
+from tests.judges.simulation import model_of, planner_of, publish, run
 
 pytestmark = pytest.mark.usefixtures("staged_again")
 
@@ -94,15 +93,6 @@ def test_what_a_slice_misses_that_was_rolled_back_stays_away(hasty: World) -> No
         assert [(line.late, line.in_time) for line in hasty.lines if line.slice == HASTY.name][-1] == (1, 0)
 
 
-@pytest.fixture
-def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world in which everything before the tide line counts as settled."""
-    monkeypatch.setattr(days, "_MORE_HOURS", -SUM.source.horizon_hours)
-    world = world_of(tmp_path, 3)
-    world.bad = set()
-    return world
-
-
 def judge_taken_up(world: World) -> None:
     """The next run does the work that another run was asked for, and left."""
     run(world, "second")
@@ -148,18 +138,18 @@ def test_a_plan_says_which_events_are_needed(old: World, monkeypatch: pytest.Mon
             patch.setattr(old, "operate", die_while_staging)
             with pytest.raises(KeyboardInterrupt):
                 run(old, "dying", ASKED)
-        planning.make(old.root, None, SUM, "fourth", Request(slices=(line[-1],), reason="asked"), lambda: later_ms)
+        planner_of(old, lambda: later_ms).make("fourth", Request(slices=(line[-1],), reason="asked"))
         assert needed() == at_most(OLDEST.start_ms)
 
 
 def test_a_run_that_dies_while_it_begins_again_leaves_its_plan(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with model_of(old):
         run(old, "first")
-        plan = planning.make(old.root, None, SUM, "dying", ASKED, lambda: old.clock_ms).plan
+        plan = planner_of(old).make("dying", ASKED).plan
         with monkeypatch.context() as patch:
             patch.setattr(runs, "write_whole", no_space)
             with pytest.raises(OSError, match="No space left"):
-                RunFolder.of(old.root, SUM, "dying").begin(plan)
+                RunFolder.of(LakeModel.of(old), "dying").begin(plan)
         judge_taken_up(old)
 
 
@@ -172,21 +162,19 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
 ) -> None:
     world = world_of(tmp_path, 3)
     world.bad = set()
-    clock = lambda: world.clock_ms  # noqa: E731
     with model_of(world):
         slice_ = slice_at(SUM, BEGIN_MS)
         with monkeypatch.context() as patch:
             patch.setattr(publishing, "announce", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 run(world, "published and not told")
-        telling = planning.make(world.root, None, SUM, "telling", None, clock).plan
+        telling = planner_of(world).make("telling").plan
         assert slice_.name in telling.unannounced
-        planning.make(world.root, None, SUM, "dying", Request(slices=(slice_,), reason="asked"), clock)
-        folder = RunFolder.of(world.root, SUM, "telling")
+        planner_of(world).make("dying", Request(slices=(slice_,), reason="asked"))
+        folder = RunFolder.of(LakeModel.of(world), "telling")
         folder.take({})
         folder.decide({})
-        settings: Any = SimpleNamespace(lake_root=world.root, kafka=None)
-        publishing.publish(settings, SUM, "telling", now_ms=world.clock_ms)
+        publish(world, "telling", world.clock_ms)
         run(world, "second")
         header, _ = world.history[-1][slice_.name]
         assert (header.version, header.reason) == (2, "unfinished: asked")
@@ -198,7 +186,6 @@ def test_a_run_that_only_tells_does_not_close_the_incident_of_a_block(
 ) -> None:
     world = world_of(tmp_path, 3)
     world.bad = set()
-    settings: Any = SimpleNamespace(lake_root=world.root, kafka=None)
     with model_of(world):
         slice_ = slice_at(SUM, BEGIN_MS)
         run(world, "first")
@@ -206,7 +193,7 @@ def test_a_run_that_only_tells_does_not_close_the_incident_of_a_block(
         run(world, "asked", Request(slices=(slice_,), reason="asked"))
         incidents, key = Incidents.of(world.root), blocked(SUM.name, slice_.name)
         incidents.open(key, "its checks fail")
-        publishing.publish(settings, SUM, "first", now_ms=world.clock_ms)
+        publish(world, "first", world.clock_ms)
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
         assert (line.state, line.version) == (State.BLOCKED, 2)
         assert [incident.key for incident in incidents.still_open(key)] == [key]
@@ -217,19 +204,19 @@ def test_who_was_overtaken_leaves_the_folder_of_the_run_to_its_successor(
 ) -> None:
     world = world_of(tmp_path, 3)
     world.bad = set()
-    clock = lambda: world.clock_ms  # noqa: E731
     with model_of(world):
 
-        def sleep(*_: object) -> None:
+        def sleep(*inputs: Any) -> SliceSurvey:
             patch.undo()
             world.leases.fall_asleep()
             run(world, "twice")
+            return due.survey(*inputs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(planning, "_close_incidents", sleep)
+            patch.setattr(planning, "survey", sleep)
             with pytest.raises(LeaseLostError):
-                planning.make(world.root, None, SUM, "twice", None, clock)
-        assert (RunFolder.of(world.root, SUM, "twice").path / "ended.json").exists()
+                planner_of(world).make("twice")
+        assert (RunFolder.of(LakeModel.of(world), "twice").path / "ended.json").exists()
         assert settle(world) == []
 
 
@@ -239,13 +226,13 @@ def test_a_run_that_finds_nothing_to_do_is_over(tmp_path: Path) -> None:
     world.bad = set()
     with model_of(world):
         run(world, "first")
-        folder = RunFolder.of(world.root, SUM, "idle")
-        assert planning.make(world.root, None, SUM, "idle", None, lambda: world.clock_ms).plan.work == ()
+        folder = RunFolder.of(LakeModel.of(world), "idle")
+        assert planner_of(world).make("idle").plan.work == ()
         assert folder.plan().work == ()
         assert (folder.path / "ended.json").exists()
         asked = Request(slices=(slice_at(SUM, BEGIN_MS),), reason="asked")
-        planning.make(world.root, None, SUM, "busy", asked, lambda: world.clock_ms)
-        assert not (RunFolder.of(world.root, SUM, "busy").path / "ended.json").exists()
+        planner_of(world).make("busy", asked)
+        assert not (RunFolder.of(LakeModel.of(world), "busy").path / "ended.json").exists()
 
 
 def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
@@ -263,7 +250,7 @@ def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
         world.broker.land_all()
         monkeypatch.setattr(due, "too_late", lambda *_: False)
         monkeypatch.setattr(late, "_is_late", lambda *_: True)
-        planning.make(world.root, None, SUM, "later", None, lambda: world.clock_ms)
+        planner_of(world).make("later")
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
         assert (line.state, line.version, line.run) == (State.BLOCKED, 1, "first")
         assert line.boundary == Boundary(topic_id="t2", ends=world.broker.ends)

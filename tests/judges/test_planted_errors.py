@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.finality import due, planning, publishing
-from jobs.finality.due import Request
+from jobs.finality import due, publishing
 from jobs.lake.slices import Boundary
 from jobs.pipelines.slices import slice_at
 from tests.judges.histories import ASKED, settle, simulate
 from tests.judges.simulated_tables import FinalModel
 from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SUM, World
-from tests.judges.simulation import model_of, run
+from tests.judges.simulation import model_of, planner_of, run
 
 pytestmark = pytest.mark.usefixtures("staged_again")
 
@@ -49,7 +48,7 @@ def test_a_boundary_that_is_taken_too_early_is_found(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("begins", [False, True])
 def test_late_events_of_an_old_day_reopen_a_slice_whichever_plan_counts_them(old: World, begins: bool) -> None:
     """A plan that waits for ingest counts them, as does a plan for another slice. Neither decides about this one."""
-    late, clock = slice_at(SUM, BEGIN_MS + MINUTE_MS), lambda: old.clock_ms
+    late = slice_at(SUM, BEGIN_MS + MINUTE_MS)
     with model_of(old):
         run(old, "first")
         assert late.name[:8] != slice_at(SUM, old.clock_ms).name[:8]
@@ -58,7 +57,7 @@ def test_late_events_of_an_old_day_reopen_a_slice_whichever_plan_counts_them(old
         if begins:
             run(old, "counts", ASKED)
         else:
-            planning.make(old.root, None, SUM, "counts", Request(slices=(), reason="looks"), clock, begins=False)
+            planner_of(old).take_boundaries("counts")
         assert old.counted is not None
         assert old.counted.undecided == (late.name,)
         run(old, "second")

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from greenlet import getcurrent
 
-from jobs.finality import planning, publishing
+from jobs.finality import publishing
 from jobs.finality.due import Request
 from jobs.finality.run import folder as runs
 from jobs.finality.run.folder import RunFolder
@@ -32,8 +31,9 @@ from tests.judges.histories import (
     world_of,
 )
 from tests.judges.simulated_live import judge_account, live_of
+from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, Killed, World
-from tests.judges.simulation import begin, model_of, run, stage_slice
+from tests.judges.simulation import begin, model_of, planner_of, publish, run, stage_slice
 from tests.judges.tears import torn
 
 pytestmark = pytest.mark.usefixtures("staged_again")
@@ -232,19 +232,15 @@ def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_p
     world = world_of(tmp_path, 2)
     world.bad = set()
     with model_of(world):
-        plans = {
-            name: planning.make(world.root, None, SUM, name, None, lambda: world.clock_ms).plan
-            for name in ("fast", "slow")
-        }
+        plans = {name: planner_of(world).make(name).plan for name in ("fast", "slow")}
         for name, plan in plans.items():
-            folder = RunFolder.of(world.root, SUM, name)
+            folder = RunFolder.of(LakeModel.of(world), name)
             own = Try.begin(folder.path, plan.names)
             folder.take({work.slice: stage_slice(own, work) for work in plan.work})
             verdict = {"passed": True, "failures": [], "rows": 1, "checksum": "c"}
             folder.decide({work.slice: verdict for work in plan.work})
-        settings = SimpleNamespace(lake_root=world.root, kafka=None)
-        fast = publishing.publish(settings, SUM, "fast", now_ms=world.clock_ms)  # type: ignore[arg-type]
-        slow = publishing.publish(settings, SUM, "slow", now_ms=world.clock_ms)  # type: ignore[arg-type]
+        fast = publish(world, "fast", world.clock_ms)
+        slow = publish(world, "slow", world.clock_ms)
         assert fast.versions == {work.slice: 1 for work in plans["fast"].work}
         assert slow.versions == {}
         assert all("another run has published it meanwhile" in why for why in slow.refused.values())

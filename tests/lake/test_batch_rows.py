@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from jobs.finality import account
 from jobs.lake import tables
 from jobs.lake.delta.reading import files_with_sizes, rows_by_partition
-from jobs.lake.drift import Live
+from jobs.lake.live import Live
 from jobs.lake.tables import Manifest, TableWriter, note_at
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline

@@ -7,8 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.lake.checksums import checksum
-from jobs.lake.columns import columns_of
+from jobs.lake.columns import checksum, columns_of
 from jobs.pipelines import PIPELINES
 
 SUM = PIPELINES["rolling_sum"]

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from jobs.finality.recompute import read_events
 from jobs.lake import tables
 from jobs.lake.events import Landed
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_at
@@ -95,12 +96,12 @@ def test_a_run_whose_version_of_the_events_is_gone_is_refused(
     else:
         writer.delete_what_no_reader_needs()
     with pytest.raises(Refusal, match=r"version 1 of events/numbers, on which the run was planned, is gone: .* plan"):
-        read_events(NO_SPARK, settings_of(tmp_path), PIPELINE, 1, [NOON_SLICE])
+        read_events(NO_SPARK, PipelineLake(tmp_path, PIPELINE), 1, [NOON_SLICE])
 
 
 def test_events_that_are_not_there_at_all_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="events/numbers is gone: restore it"):
-        read_events(NO_SPARK, settings_of(tmp_path), PIPELINE, 1, [NOON_SLICE])
+        read_events(NO_SPARK, PipelineLake(tmp_path, PIPELINE), 1, [NOON_SLICE])
 
 
 def test_a_version_is_whole_until_its_files_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

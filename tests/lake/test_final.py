@@ -19,13 +19,13 @@ from deltalake import DeltaTable
 from jobs.finality import publishing, rollback
 from jobs.finality.run.folder import ENDED_KEPT_SECONDS, Plan, RunFolder, Work, discard_old, slices_left
 from jobs.finality.run.tries import StagedSlice
-from jobs.lake.checksums import checksum
-from jobs.lake.columns import columns_of
+from jobs.lake.columns import checksum, columns_of
 from jobs.lake.delta import fenced
 from jobs.lake.delta.fenced import FencedTable, OvertakenError
 from jobs.lake.final import FinalTable, follow
 from jobs.lake.final_topic import tombstones
 from jobs.lake.ledger import LateCountPosition, Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication, PublishedMeanwhileError
 from jobs.lake.slices import Boundary, Entry, Header, State
 from jobs.pipelines import PIPELINES
@@ -291,7 +291,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
     """The run writes the documents that its tasks hand to each other; then the same run goes again."""
 
     def whole(lake: Path) -> None:
-        folder = RunFolder.of(lake, SUM, "r")
+        folder = RunFolder.of(PipelineLake(lake, SUM), "r")
         folder.begin(plan_of("r", work_of(FIRST.name)))
         folder.take({FIRST.name: StagedSlice(read=1)})
         folder.decide({FIRST.name: {"passed": True}})
@@ -305,7 +305,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
             lake = tmp_path / f"{at}-{moment}"
             with dying(at, moment), pytest.raises(Died):
                 whole(lake)
-            folder = RunFolder.of(lake, SUM, "r")
+            folder = RunFolder.of(PipelineLake(lake, SUM), "r")
             done = at if moment != "after" else at + 1
             assert (folder.verdicts() is None) is (done < 6)
             assert (folder.staged() is None) is (done < 4)
@@ -326,24 +326,24 @@ def test_of_an_outage_the_newest_run_stays_and_those_whose_slices_it_has_planned
     """Each schedule leaves a run that was killed before its audit."""
     hours_ago = {f"r{number}": 30 - number for number in range(20)}
     for run in hours_ago:
-        RunFolder.of(tmp_path, SUM, run).begin(plan_of(run, work_of(FIRST.name), work_of(SECOND.name)))
+        RunFolder.of(PipelineLake(tmp_path, SUM), run).begin(plan_of(run, work_of(FIRST.name), work_of(SECOND.name)))
     for run in ("restated", "audited", "replaced", "under way", "a stage"):
-        RunFolder.of(tmp_path, SUM, run).begin(plan_of(run, work_of(FIRST.name)))
-    RunFolder.of(tmp_path, SUM, "restated").begin(plan_of("restated", work_of("20200101T000000Z")))
-    RunFolder.of(tmp_path, SUM, "audited").decide({FIRST.name: {"passed": False}})
-    RunFolder.of(tmp_path, SUM, "replaced").keep_replaced_windows(
+        RunFolder.of(PipelineLake(tmp_path, SUM), run).begin(plan_of(run, work_of(FIRST.name)))
+    RunFolder.of(PipelineLake(tmp_path, SUM), "restated").begin(plan_of("restated", work_of("20200101T000000Z")))
+    RunFolder.of(PipelineLake(tmp_path, SUM), "audited").decide({FIRST.name: {"passed": False}})
+    RunFolder.of(PipelineLake(tmp_path, SUM), "replaced").keep_replaced_windows(
         FIRST.name, windows(FIRST, 1).select(["window_start", "key"])
     )
-    (RunFolder.of(tmp_path, SUM, "a stage").path / "plan.json").unlink()
+    (RunFolder.of(PipelineLake(tmp_path, SUM), "a stage").path / "plan.json").unlink()
     for run, hours in {**hours_ago, "restated": 40, "audited": 40, "replaced": 40, "under way": 0.5}.items():
         moment = time.time() - hours * 3600
-        os.utime(RunFolder.of(tmp_path, SUM, run).path / "plan.json", (moment, moment))
-    before = slices_left(tmp_path, SUM)
-    assert discard_old(tmp_path, SUM, gives_up=True) == 19
+        os.utime(RunFolder.of(PipelineLake(tmp_path, SUM), run).path / "plan.json", (moment, moment))
+    before = slices_left(PipelineLake(tmp_path, SUM))
+    assert discard_old(PipelineLake(tmp_path, SUM), gives_up=True) == 19
     stay = ("r19", "restated", "audited", "replaced", "under way", "a stage")
     left = {folder.name for folder in (tmp_path / SUM.final_table / "_staging").iterdir()}
-    assert left == {RunFolder.of(tmp_path, SUM, run).path.name for run in stay}
-    assert slices_left(tmp_path, SUM) == before
+    assert left == {RunFolder.of(PipelineLake(tmp_path, SUM), run).path.name for run in stay}
+    assert slices_left(PipelineLake(tmp_path, SUM)) == before
 
 
 def test_less_than_was_judged_is_not_published(tmp_path: Path) -> None:
@@ -514,12 +514,12 @@ def test_a_ledger_and_a_publish_leave_no_stage_behind(tmp_path: Path) -> None:
 def test_windows_that_are_gone_are_told_also_if_two_runs_died_before_they_told(tmp_path: Path) -> None:
     """Version 1 has a window that neither 2 nor 3 has, and the run of version 2 sent no messages."""
     publish(tmp_path, 1)
-    RunFolder.of(tmp_path, SUM, "run-2").keep_replaced_windows(
+    RunFolder.of(PipelineLake(tmp_path, SUM), "run-2").keep_replaced_windows(
         FIRST.name, windows(FIRST, 5).select(["window_start", "key"])
     )
     table = publish(tmp_path, 2)
     publishing.keep_replaced_windows(tmp_path, SUM, table, table.headers()[FIRST.name], "run-3")
-    gone = RunFolder.of(tmp_path, SUM, "run-3").replaced_windows(FIRST.name)
+    gone = RunFolder.of(PipelineLake(tmp_path, SUM), "run-3").replaced_windows(FIRST.name)
     assert gone is not None
     told = dict(tombstones(SUM, gone, publish(tmp_path, 3).rows(FIRST.name)))
     starts = ("2026-11-18T23:59:03.000Z", "2026-11-18T23:59:04.000Z")
@@ -527,21 +527,21 @@ def test_windows_that_are_gone_are_told_also_if_two_runs_died_before_they_told(t
 
 
 def test_a_run_that_is_over_is_kept_for_a_while(tmp_path: Path) -> None:
-    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     folder.keep_replaced_windows(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
     folder.end()
-    discard_old(tmp_path, SUM, gives_up=True)
+    discard_old(PipelineLake(tmp_path, SUM), gives_up=True)
     assert folder.path.exists()
     long_ago = time.time() - ENDED_KEPT_SECONDS - 1
     os.utime(folder.path / "ended.json", (long_ago, long_ago))
-    discard_old(tmp_path, SUM, gives_up=True)
+    discard_old(PipelineLake(tmp_path, SUM), gives_up=True)
     assert not folder.path.exists()
 
 
 @pytest.mark.parametrize("planned", [True, False])
 def test_a_run_that_nobody_ends_is_given_up_after_a_week(tmp_path: Path, planned: bool) -> None:
     """The same holds for a stage of the table's own, which lies beside the folders of runs and has no plan."""
-    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     (folder.path / "windows-1" / "slice=a").mkdir(parents=True)
     if planned:
         folder.begin(plan_of("r", work_of(FIRST.name)))
@@ -549,7 +549,7 @@ def test_a_run_that_nobody_ends_is_given_up_after_a_week(tmp_path: Path, planned
         long_ago = time.time() - days * 24 * 3600
         for path in (folder.path, *folder.path.glob("plan.json")):
             os.utime(path, (long_ago, long_ago))
-        discard_old(tmp_path, SUM, gives_up=True)
+        discard_old(PipelineLake(tmp_path, SUM), gives_up=True)
         assert folder.path.exists() is is_there
 
 
@@ -571,6 +571,6 @@ def test_a_version_can_be_rolled_back_to_for_as_long_as_its_files_are_kept(tmp_p
 
 def test_no_two_runs_share_a_folder(tmp_path: Path) -> None:
     ids = ["scheduled__2026-01-31T12:00:00+00:00", "scheduled__2026-01-31T12-00-00-00-00", ".", "..", "a/b", "a-b"]
-    folders = {RunFolder.of(tmp_path, SUM, run).path for run in ids}
+    folders = {RunFolder.of(PipelineLake(tmp_path, SUM), run).path for run in ids}
     assert len(folders) == len(ids)
     assert {folder.parent for folder in folders} == {tmp_path / SUM.final_table / "_staging"}

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from jobs.finality import checking, rollback
 from jobs.lake import final as final_module
 from jobs.lake import folding
-from jobs.lake.checksums import checksum
-from jobs.lake.columns import columns_of
+from jobs.lake.columns import checksum, columns_of
 from jobs.lake.delta.fenced import FencedTable, OvertakenError
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.final import FinalTable

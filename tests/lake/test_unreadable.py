@@ -18,6 +18,7 @@ from jobs.finality.run.tries import StagedSlice
 from jobs.lake import final as final_module
 from jobs.lake.delta.reading import value_of
 from jobs.lake.final import FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import HOUR_MS, ROWS_SLICE
 from jobs.pipelines.slices import Slice, slices_between
@@ -57,7 +58,7 @@ def commit(lake: Path, versions: Sequence[tuple[Slice, int]], run: str = "again"
 
 
 def stage(lake: Path, versions: Sequence[tuple[Slice, int]], run: str) -> tuple[RunFolder, dict[str, Header]]:
-    folder = RunFolder.of(lake, SUM, run)
+    folder = RunFolder.of(PipelineLake(lake, SUM), run)
     folder.begin(plan_of(run, *(replace(work_of(slice_.name), version=version - 1) for slice_, version in versions)))
     publications = [staged(folder.path / "try", slice_, version, SUM, 1) for slice_, version in versions]
     files = [tuple(str(file.relative_to(folder.path)) for file in each.files) for each in publications]
@@ -109,10 +110,10 @@ def test_a_run_with_such_a_slice_has_not_ended_so_that_a_plan_finds_it(tmp_path:
         folder, _ = stage(tmp_path, [(AN_HOUR[0], 2)], run)
         folder.decide({name: {"passed": True, "checksum": "c", "rows": 1, "failures": []}})
         settings = replace(Settings.from_env({}), lake_root=tmp_path)
-        published = publishing.publish(settings, SUM, run, now_ms=DAYS_LATER)
+        published = publishing.publish(PipelineLake(settings.lake_root, SUM), settings.kafka, run, now_ms=DAYS_LATER)
         assert (list(published.refused), published.versions) == ([name], {})
         ended.append(folder.has_ended)
-        assert slices_left(tmp_path, SUM) == {name}
+        assert slices_left(PipelineLake(tmp_path, SUM)) == {name}
     assert ended == [False, True, True]
 
 

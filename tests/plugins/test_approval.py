@@ -10,6 +10,7 @@ from jobs.broker import clock
 from jobs.finality import publishing
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.ledger import Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import State
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
@@ -30,7 +31,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def block(lake: Path, *, as_of_ms: int = 1, checksum: str = "c") -> None:
     work = work_of(SLICE)
     plan = plan_of(RUN, work, as_of_ms=as_of_ms)
-    folder = RunFolder.of(lake, SUM, RUN)
+    folder = RunFolder.of(PipelineLake(lake, SUM), RUN)
     folder.begin(plan)
     folder.decide({SLICE: {"passed": False, "failures": [], "rows": 1, "checksum": checksum}})
     Ledger.open(lake, SUM).append([plan.entry(work, State.BLOCKED, at_ms=as_of_ms)])

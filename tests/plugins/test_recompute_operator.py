@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from jobs.finality import recompute
 from jobs.finality.run.folder import RunFolder
 from jobs.finality.run.tries import StagedSlice
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.settings import Settings
 from tests.lake.test_events import event, land
@@ -44,7 +45,7 @@ class Run:
             at = {"event_time": moment, "arrival_time": moment, "hour": f"{moment:%Y-%m-%dT%H}"}
             files.append([{**event(0, hour), **at}])
         land(lake, *files)
-        self.lake, self.folder = lake, RunFolder.of(lake, SUM, "r")
+        self.lake, self.folder = lake, RunFolder.of(PipelineLake(lake, SUM), "r")
         works = [work_of(name) for name in NAMES] + [replace(work_of(EMPTY, events=0), window_events=0)]
         self.folder.begin(replace(plan_of("r", *works), fingerprint=SUM.fingerprint))
         self.submitted: list[int] = []
@@ -63,7 +64,7 @@ class Run:
             self.submitted.append(events)
             assert words[:4] == ("recompute", SUM.name, "--run", "r")
             try:
-                recompute.run(settings, SUM, "r", words[5])
+                recompute.run(PipelineLake(settings.lake_root, SUM), settings, "r", words[5])
             except (PySparkException, Py4JJavaError) as error:
                 raise DriverError(f"the driver ended: {str(error)[:40]}") from error
 

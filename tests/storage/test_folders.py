@@ -18,6 +18,7 @@ from jobs.finality.run import folder as runs
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.delta.fenced import FencedTable, OvertakenError, opened
 from jobs.lake.delta.reading import files_of
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT, KeptDays
@@ -324,7 +325,7 @@ for number in (1, 2):
 
 def test_a_lake_is_looked_after(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     old = ("checkpoints/_aside/ingest-numbers-1/offsets/7", "quality/check_gone/r-1.html")
-    run = RunFolder.of(folder, SUM, "r").path
+    run = RunFolder.of(PipelineLake(folder, SUM), "r").path
     for name in (*old, "live/rolling_sum/slice=a/a.parquet"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(folder / name, b"ten bytes.")

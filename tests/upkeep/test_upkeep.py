@@ -11,6 +11,7 @@ from jobs.control import incidents as incidents_module
 from jobs.control.incidents import Incidents
 from jobs.finality import planning
 from jobs.finality.run.folder import RunFolder, slices_left
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import INCIDENTS
 from jobs.settings import KeptDays
@@ -108,7 +109,7 @@ def test_incidents_go_and_so_do_pages_of_what_runs_no_more(tmp_path: Path, monke
 
 
 def test_run_folders_go_when_nobody_plans(tmp_path: Path) -> None:
-    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     folder.path.mkdir(parents=True)
     folder.end()
     plant(folder.path / "windows-1" / "slice=a" / "a.parquet")
@@ -120,15 +121,15 @@ def test_run_folders_go_when_nobody_plans(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_run_that_died_stays_until_a_plan_has_seen_it(tmp_path: Path) -> None:
     """While no plan runs, only this folder shows that an old slice was to be published again."""
-    folder = RunFolder.of(tmp_path, SUM, "died")
+    folder = RunFolder.of(PipelineLake(tmp_path, SUM), "died")
     folder.begin(plan_of("died", work_of("20200101T000000Z")))
     os.utime(folder.path / "plan.json", (1, 1))
     assert removed(tmp_path) == {}
-    assert slices_left(tmp_path, SUM) == {"20200101T000000Z"}
+    assert slices_left(PipelineLake(tmp_path, SUM)) == {"20200101T000000Z"}
 
 
 def test_whose_lease_is_held_is_left_to_the_next_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     folder.path.mkdir(parents=True)
     folder.end()
     os.utime(folder.path / "ended.json", (0, 0))
@@ -140,7 +141,7 @@ def test_whose_lease_is_held_is_left_to_the_next_pass(tmp_path: Path, monkeypatc
 
 
 def test_a_plan_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    folder = RunFolder.of(tmp_path, SUM, "r")
+    folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     folder.path.mkdir(parents=True)
     (folder.path / "plan.json").write_text("")
     assert removed(tmp_path) == {}

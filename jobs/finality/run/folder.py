@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -24,6 +24,10 @@ from jobs.refusal import Refusal
 from jobs.storage.documents import UNREADABLE, Report, keep_copy
 from jobs.storage.folders import Folder, last_written, make_folder, remove, whole, write_whole
 from jobs.storage.parquet import files_in, read, write
+
+if TYPE_CHECKING:
+    # Each parse of a DAG file imports this module. The tables need much more time and memory than a folder.
+    from jobs.lake.pipeline_lake import PipelineLake
 
 # Rows that a person may still approve are kept as long as the records of the source's topic.
 KEPT_SECONDS = 7 * 24 * 3600
@@ -126,9 +130,9 @@ class RunFolder:
     report: Report | None = None
 
     @classmethod
-    def of(cls, lake_root: Folder, pipeline: Pipeline, run: str) -> Self:
+    def of(cls, lake: "PipelineLake", run: str) -> Self:
         """The folder of a run of a pipeline."""
-        return cls(_root(lake_root, pipeline) / name_of(run), report_of(lake_root))
+        return cls(_root(lake) / name_of(run), report_of(lake.root))
 
     def begin(self, plan: Plan) -> None:
         """Write the plan, and end earlier tries by removing their files.
@@ -276,34 +280,34 @@ class RunFolder:
             return None
 
 
-def slices_left(lake_root: Folder, pipeline: Pipeline, but: RunFolder | None = None) -> set[str]:
+def slices_left(lake: "PipelineLake", but: RunFolder | None = None) -> set[str]:
     """The slices of runs that have not ended: killed runs, runs that wait for a person, and runs under way.
 
     ``but``: a run to leave out.
     """
-    root, report = _root(lake_root, pipeline), report_of(lake_root)
+    root, report = _root(lake), report_of(lake.root)
     folders = (each for each in (root.iterdir() if root.is_dir() else ()) if not but or each != but.path)
     return {slice_ for folder in folders for slice_ in RunFolder(folder, report).left}
 
 
-def discard_old(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool, but: RunFolder | None = None) -> int:
+def discard_old(lake: "PipelineLake", *, gives_up: bool, but: RunFolder | None = None) -> int:
     """Remove folders of runs that are not needed any more; return how many. The caller holds the job's lease.
 
     ``but``: the folder of the calling run, which stays.
     """
-    over = [path for path in old_runs(lake_root, pipeline, gives_up=gives_up) if not but or path != but.path]
+    over = [path for path in old_runs(lake, gives_up=gives_up) if not but or path != but.path]
     for folder in over:
         remove(folder)
     return len(over)
 
 
-def old_runs(lake_root: Folder, pipeline: Pipeline, *, gives_up: bool) -> list[Folder]:
+def old_runs(lake: "PipelineLake", *, gives_up: bool) -> list[Folder]:
     """The folders of runs that are not needed any more.
 
     ``gives_up``: also those of killed runs that are a week old. Only a plan that has read their slices may pass it.
     While no plan runs, only such a folder shows that an old slice was to be published again.
     """
-    root, report = _root(lake_root, pipeline), report_of(lake_root)
+    root, report = _root(lake), report_of(lake.root)
     found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
     over = [folder for folder in found if folder.is_over and (gives_up or folder.has_ended)]
     over += _replaced([folder for folder in found if folder not in over])
@@ -329,8 +333,8 @@ def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:
     return found
 
 
-def _root(lake_root: Folder, pipeline: Pipeline) -> Folder:
-    return lake_root / pipeline.final_table / "_staging"
+def _root(lake: "PipelineLake") -> Folder:
+    return lake.root / lake.pipeline.final_table / "_staging"
 
 
 def _boundary(read: Mapping[str, Any]) -> Boundary:

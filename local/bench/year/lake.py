@@ -16,11 +16,12 @@ from jobs.control.events_needed import first_needed_ms, needed_from, say_needed
 from jobs.control.incidents import Incidents
 from jobs.finality.accounted import accounts_kept_from
 from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
-from jobs.lake.columns import columns_of, live_schema, schema_of
-from jobs.lake.drift import BALANCE_SCHEMA, Accounts, drift_schema
+from jobs.lake.columns import columns_of, schema_of
+from jobs.lake.drift import BALANCE_SCHEMA, drift_schema
 from jobs.lake.event_hours import KeptEvents
-from jobs.lake.final import FinalTable
-from jobs.lake.ledger import LateCountPosition, Ledger
+from jobs.lake.ledger import LateCountPosition
+from jobs.lake.live import live_schema
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
 from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
@@ -121,10 +122,9 @@ class PipelineYear:
 
     def open(self) -> None:
         """Open the tables, as starting processes do."""
-        root, pipeline = self.settings.lake_root, self.pipeline
-        self._stream = TableWriter.open(root / pipeline.live_table, live_schema(pipeline), "slice", epoch=1)
-        self._final, self._ledger = FinalTable.open(root, pipeline), Ledger.open(root, pipeline)
-        self._accounts = Accounts.open(root, pipeline)
+        lake, schema = PipelineLake(self.settings.lake_root, self.pipeline), live_schema(self.pipeline)
+        self._stream = TableWriter.open(lake.root / self.pipeline.live_table, schema, "slice", epoch=1)
+        self._final, self._ledger, self._accounts = lake.open_final(), lake.open_ledger(), lake.open_accounts()
 
     def step(self, slices: Sequence[Slice]) -> None:
         """Show the slices live, make them final, and account for them."""
@@ -223,8 +223,9 @@ class PipelineYear:
             work=(work,),
             unannounced=(),
         )
-        discard_old(self.settings.lake_root, self.pipeline, gives_up=True)
-        folder = RunFolder.of(self.settings.lake_root, self.pipeline, header.run)
+        lake = PipelineLake(self.settings.lake_root, self.pipeline)
+        discard_old(lake, gives_up=True)
+        folder = RunFolder.of(lake, header.run)
         folder.begin(plan)
         return folder.end
 

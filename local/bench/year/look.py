@@ -14,6 +14,7 @@ from pathlib import Path
 
 from jobs.broker.kafka import admin
 from jobs.finality import planning
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
@@ -31,8 +32,8 @@ def measure(kind: str, pipeline: Pipeline, now_ms: int) -> dict[str, float]:
     with admin(settings.kafka) as client:
 
         def plan() -> object:
-            planned = planning.look(settings.lake_root, client, pipeline, None, lambda: now_ms)
-            return planned.plan.work
+            lake = PipelineLake(settings.lake_root, pipeline)
+            return planning.Planner(lake=lake, client=client, clock=lambda: now_ms).look().plan.work
 
         if kind == PLAN:
             return _timed(plan)

@@ -9,12 +9,11 @@ from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import HTMLResponse
 
 from jobs.control.incident import blocked as blocked_incident
-from jobs.control.incidents import Incidents
 from jobs.finality.auditing import page_of
 from jobs.finality.checking import page_of as page_of_check
 from jobs.finality.run.folder import RunFolder
-from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Entry, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import tide_line
@@ -22,7 +21,6 @@ from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import slice_named
 from jobs.settings import Settings
-from jobs.storage.folders import Folder
 from jobs.times import iso
 from tideline_airflow.console.streams import STYLE
 from tideline_airflow.links import DataDocsLink, address
@@ -45,7 +43,7 @@ _Pipeline = Annotated[Pipeline, Depends(_pipeline)]
 @router.get("/slices/{dag_id}", response_class=HTMLResponse)
 def slices(pipeline: _Pipeline) -> str:
     """The newest slices and the tide line."""
-    ledger = Ledger.read(_lake(), pipeline)
+    ledger = _lake(pipeline).ledger()
     if ledger is None:
         return _page(f"Slices of {pipeline.name}", "<p>No plan was made yet: unpause the DAG.</p>")
     newest, is_all = _newest(ledger)
@@ -74,7 +72,7 @@ def one_slice(pipeline: _Pipeline, name: str) -> str:
         known = slice_named(pipeline, name).name
     except RefusedDefinitionError as refusal:
         raise HTTPException(404, str(refusal)) from refusal
-    ledger, final = Ledger.read(_lake(), pipeline), FinalTable.read(_lake(), pipeline)
+    ledger, final = _lake(pipeline).ledger(), _lake(pipeline).final()
     history = ledger.history(known) if ledger else []
     header = final.headers([known[:8]]).get(known) if final else None
     if not history and header is None:
@@ -102,7 +100,7 @@ def data_docs(dag_id: str, run: str) -> str:
     pipeline, place = {**audits, **checks}.get(dag_id, (None, None))
     if pipeline is None or place is None:
         raise HTTPException(404, f"a DAG {dag_id} checks nothing")
-    path = place(_lake(), pipeline, run)
+    path = place(_lake(pipeline).root, pipeline, run)
     if not path.is_file():
         raise HTTPException(404, f"run {run} of {dag_id} has judged nothing, or its page is deleted")
     return path.read_text(encoding="utf-8")
@@ -115,8 +113,8 @@ class _Link:
         self.text, self.href = text, href
 
 
-def _lake() -> Folder:
-    return Settings.from_env().lake_root
+def _lake(pipeline: Pipeline) -> PipelineLake:
+    return PipelineLake(Settings.from_env().lake_root, pipeline)
 
 
 def _row(pipeline: Pipeline, entry: Entry) -> tuple[object, ...]:
@@ -136,19 +134,19 @@ def _said(pipeline: Pipeline, ledger: Ledger, newest: Mapping[str, Entry]) -> st
     line_ms = _line_ms(pipeline, slice_named(pipeline, first).start_ms) if first else None
     blocked = {name for name, entry in newest.items() if entry.state is State.BLOCKED}
     prefix = blocked_incident(pipeline.name, "")
-    blocked |= {incident.key.removeprefix(prefix) for incident in Incidents.of(_lake()).still_open(prefix)}
+    blocked |= {incident.key.removeprefix(prefix) for incident in _lake(pipeline).incidents().still_open(prefix)}
     parts = [f"Final up to {iso(line_ms)}." if line_ms is not None else "The first slice is not final yet."]
     parts += [f"Blocked: {', '.join(sorted(blocked))}."] if blocked else []
     return " ".join(parts)
 
 
 def _line_ms(pipeline: Pipeline, first_ms: int) -> int | None:
-    final = FinalTable.read(_lake(), pipeline)
+    final = _lake(pipeline).final()
     return tide_line(pipeline, first_ms, final.slices_by_day(), lambda day: final.headers([day])) if final else None
 
 
 def _docs(pipeline: Pipeline, entry: Entry) -> str | None:
-    judged = page_of(_lake(), pipeline, entry.run).is_file()
+    judged = page_of(_lake(pipeline).root, pipeline, entry.run).is_file()
     return DataDocsLink.address(pipeline.recompute_job, entry.run) if judged else None
 
 
@@ -156,7 +154,7 @@ def _verdict(pipeline: Pipeline, name: str, history: list[Entry]) -> str:
     """The failed checks of a slice that is blocked now."""
     if not history or history[-1].state is not State.BLOCKED:
         return ""
-    verdict = (RunFolder.of(_lake(), pipeline, history[-1].run).verdicts() or {}).get(name, {})
+    verdict = (RunFolder.of(_lake(pipeline), history[-1].run).verdicts() or {}).get(name, {})
     rows = [(f["expectation"], f["severity"], f["observed"]) for f in verdict.get("failures", ())]
     return f"<h2>Why it is blocked</h2>{_table(('expectation', 'severity', 'observed'), rows)}"
 

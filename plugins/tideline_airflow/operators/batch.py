@@ -7,7 +7,7 @@ import subprocess
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseOperator, Context
@@ -22,6 +22,9 @@ from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.operators.submission import APPLICATION, submission
 from tideline_airflow.triggers.room import RoomTrigger
+
+if TYPE_CHECKING:
+    from jobs.lake.pipeline_lake import PipelineLake
 
 # Up to this many events, most of a job's time is Spark's own start.
 _BRIEF_EVENTS = 500_000
@@ -68,6 +71,12 @@ class PipelineOperator(BaseOperator):
         if self.pipeline not in PIPELINES:
             raise AirflowFailException(f"there is no pipeline {self.pipeline!r}: choose one of {', '.join(PIPELINES)}")
         return PIPELINES[self.pipeline]
+
+    def lake(self) -> "PipelineLake":
+        """The pipeline's part of the lake."""
+        from jobs.lake.pipeline_lake import PipelineLake
+
+        return PipelineLake(Settings.from_env().lake_root, self.definition)
 
     def settings(self) -> Settings:
         """The settings of the environment, with Kafka's from the connection."""
@@ -164,7 +173,7 @@ class AccountOperator(BatchJobOperator):
 
         window = self.definition.window
         try:
-            events = events_due(Settings.from_env().lake_root, self.definition)
+            events = events_due(self.lake())
         except Refusal:
             # The job refuses for the same reason, and the task fails with its message.
             return None

@@ -24,7 +24,7 @@ class CheckOperator(PipelineOperator):
 
         run_id = context["dag_run"].run_id
         link = DataDocsLink.address(context["dag"].dag_id, run_id)
-        verdict = checking.check(self.settings().lake_root, self.definition, run_id, link=link)
+        verdict = checking.check(self.lake(), run_id, link=link)
         context["ti"].xcom_push(RUN_NOTE, (verdict.sentence or "All is as it should be.")[:RUN_NOTE_LENGTH])
         if not verdict.passed:
             raise ServedError(f"what {self.pipeline} serves fails its checks: {verdict.sentence}")

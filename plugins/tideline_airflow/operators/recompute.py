@@ -66,16 +66,16 @@ class PlanOperator(PipelineOperator):
         from jobs.broker.clock import broker_clock
         from jobs.finality import planning
 
-        settings, pipeline = self.settings(), self.definition
+        settings = self.settings()
         with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
-            wait_until_over(pipeline, key, clock)
-            request = ask.request
+            wait_until_over(self.definition, key, clock)
+            planner, request = planning.Planner(lake=self.lake(), client=client, clock=clock), ask.request
             if ask.outdated and request:
-                request = Request(slices=planning.outdated(settings.lake_root, pipeline), reason=request.reason)
+                request = Request(slices=planning.outdated(self.lake()), reason=request.reason)
             if ask.dry_run:
-                return planning.look(settings.lake_root, client, pipeline, request, clock)
-            planning.await_ingest(settings.lake_root, client, pipeline, run_id, request, clock)
-            return planning.make(settings.lake_root, client, pipeline, run_id, request, clock)
+                return planner.look(request)
+            planner.await_ingest(run_id, request)
+            return planner.make(run_id, request)
 
     def _taken(self, run_id: str) -> list[Slice]:
         """The slices of an earlier try of this run, from the ledger."""
@@ -96,8 +96,8 @@ class RecomputeOperator(BatchJobOperator):
 
     def execute(self, context: Context) -> None:
         """Stage rows, after removing the rows of earlier tries of this task."""
-        run_id, settings, task = context["dag_run"].run_id, self.settings(), context["ti"]
-        folder = RunFolder.of(settings.lake_root, self.definition, run_id)
+        run_id, task = context["dag_run"].run_id, context["ti"]
+        folder = RunFolder.of(self.lake(), run_id)
         plan = _plan_or_skip(folder)
         folder.begin(plan)
         staged = {work.slice: StagedSlice() for work in plan.work if not work.window_events}
@@ -148,12 +148,12 @@ class AuditOperator(BatchJobOperator):
 
     def execute(self, context: Context) -> dict[str, list[str]]:
         """Return the failed checks of each slice, warnings too."""
-        run_id, lake_root, pipeline = context["dag_run"].run_id, self.settings().lake_root, self.definition
+        run_id = context["dag_run"].run_id
         try:
             self._examine(run_id, DataDocsLink.address(context["dag"].dag_id, run_id))
         except Refusal as refusal:
             raise AirflowFailException(str(refusal)) from refusal
-        verdicts = RunFolder.of(lake_root, pipeline, run_id).verdicts() or {}
+        verdicts = RunFolder.of(self.lake(), run_id).verdicts() or {}
         said = {name: [failure["sentence"] for failure in verdict["failures"]] for name, verdict in verdicts.items()}
         for name, failures in said.items():
             if failures and verdicts[name]["passed"]:
@@ -169,11 +169,11 @@ class AuditOperator(BatchJobOperator):
     def _examine(self, run_id: str, link: str) -> None:
         from jobs.finality import auditing
 
-        lake_root, pipeline = self.settings().lake_root, self.definition
-        rows = auditing.staged_rows(lake_root, pipeline, run_id)
+        lake = self.lake()
+        rows = auditing.staged_rows(lake, run_id)
         if auditing.is_small(rows):
             self.log.info("%s rows are judged here.", f"{rows:,}")
-            auditing.examine(lake_root, pipeline, run_id, link=link)
+            auditing.examine(lake, run_id, link=link)
         else:
             self.log.info("%s rows are judged by Spark.", f"{rows:,}")
             self.submit("audit", self.pipeline, "--run", run_id, "--link", link)
@@ -187,7 +187,7 @@ class PublishOperator(PipelineOperator):
     def execute(self, context: Context) -> dict[str, int]:
         """Return the new version of each published slice."""
         run_id = context["dag_run"].run_id
-        folder = RunFolder.of(self.settings().lake_root, self.definition, run_id)
+        folder = RunFolder.of(self.lake(), run_id)
         _plan_or_skip(folder)
         if folder.verdicts() is None:
             raise AirflowSkipException("nothing was audited; the next run takes these slices again")
@@ -199,9 +199,10 @@ class PublishOperator(PipelineOperator):
         from jobs.finality import publishing
 
         # If the broker does not answer, or a clock is wrong, the task is tried again: the cause may be gone by then.
-        now_ms = broker_now_ms(self.settings().kafka)
+        kafka = self.settings().kafka
+        now_ms = broker_now_ms(kafka)
         try:
-            return publishing.publish(self.settings(), self.definition, run_id, approved, now_ms=now_ms)
+            return publishing.publish(self.lake(), kafka, run_id, approved, now_ms=now_ms)
         except Refusal as refusal:
             raise AirflowFailException(str(refusal)) from refusal
 

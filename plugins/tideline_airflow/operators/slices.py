@@ -18,10 +18,8 @@ from tideline_airflow.operators.recompute import PublishOperator
 
 def _blocked(operator: PipelineOperator, slice_: str) -> Entry:
     """The ledger's newest line of a slice; refused unless its state is blocked."""
-    from jobs.lake.ledger import Ledger
-
     slice_named(operator.definition, slice_)
-    ledger = Ledger.read(operator.settings().lake_root, operator.definition)
+    ledger = operator.lake().ledger()
     entry = ledger.newest([slice_]).get(slice_) if ledger else None
     if entry is None or entry.state is not State.BLOCKED:
         state = entry.state if entry else "unknown"
@@ -52,7 +50,7 @@ class ShowBlockedOperator(PipelineOperator):
         """Return the facts for the decision; refused if the slice is not blocked."""
         try:
             entry = _blocked(self, self.slice)
-            folder = RunFolder.of(self.settings().lake_root, self.definition, entry.run)
+            folder = RunFolder.of(self.lake(), entry.run)
             verdict = (folder.verdicts() or {})[self.slice]
             shown = _shown(folder, self.slice)
         except (Refusal, RefusedDefinitionError) as refusal:
@@ -90,7 +88,7 @@ class PublishBlockedOperator(PublishOperator):
         try:
             if not (self.reason or "").strip():
                 raise Refusal("say why: a blocked slice is published for a reason, which the ledger keeps")
-            folder = RunFolder.of(self.settings().lake_root, self.definition, self.run)
+            folder = RunFolder.of(self.lake(), self.run)
             if _blocked(self, self.slice).run != self.run or _shown(folder, self.slice) != self.shown:
                 raise Refusal(f"slice {self.slice} was computed again since it was shown: look at it anew")
             approved = {self.slice: f"{self.by}: {self.reason.strip()}"}
@@ -131,15 +129,14 @@ class RollBackOperator(PublishOperator):
 
     def _look(self) -> list[str]:
         from jobs.finality.rollback import earlier
-        from jobs.lake.final import FinalTable
 
-        pipeline, lake_root = self.definition, self.settings().lake_root
-        slice_named(pipeline, self.slice)
-        final = FinalTable.read(lake_root, pipeline)
+        slice_named(self.definition, self.slice)
+        lake = self.lake()
+        final = lake.final()
         now = final.headers([self.slice[:8]]).get(self.slice) if final else None
         if final is None or now is None:
-            raise Refusal(f"slice {self.slice} of {pipeline.name!r} is not final: there is nothing to roll back")
-        old, _ = earlier(lake_root, pipeline, final, self.slice, int(self.to_version))
+            raise Refusal(f"slice {self.slice} of {self.pipeline!r} is not final: there is nothing to roll back")
+        old, _ = earlier(lake, final, self.slice, int(self.to_version))
         return [
             f"Slice {header.slice}, version {header.version}: {header.rows:,} rows, checksum {header.checksum}, "
             f"{header.verdict}, {header.reason}."
@@ -155,7 +152,7 @@ class RollBackOperator(PublishOperator):
             raise Refusal("say why: a roll-back needs a reason, which the ledger keeps")
         run, version = context["dag_run"].run_id, int(self.to_version)
         header = rollback.roll_back(
-            self.settings(), self.definition, self.slice, version, run=run, reason=reason, by=self.by
+            self.lake(), self.settings().kafka, self.slice, version, run=run, reason=reason, by=self.by
         )
         asset = asset_of(self.definition)
         self.outlets = [asset]

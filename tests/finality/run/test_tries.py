@@ -14,6 +14,7 @@ import pytest
 from jobs.finality.run import tries
 from jobs.finality.run.folder import RunFolder
 from jobs.finality.run.tries import TASK_VARIABLE, StagedSlice, Try, process_words
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.storage.parquet import write
@@ -26,7 +27,7 @@ SLICE = "20261119T000000Z"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    made = RunFolder.of(tmp_path, SUM, "r")
+    made = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     made.begin(plan_of("r", work_of(SLICE)))
     return made
 

@@ -1,0 +1,124 @@
+"""Compares the live and final rows of slices with Spark, and finds the events that explain each difference."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from jobs import session
+from jobs.finality.accounted import Seen
+from jobs.finality.recompute import read_events
+from jobs.lake.columns import TIME
+from jobs.lake.folding import FinalFiles
+from jobs.lake.live import Taken
+from jobs.lake.pipeline_lake import PipelineLake
+from jobs.lake.slices import Header
+from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.slices import slice_named
+from jobs.refusal import Refusal
+from jobs.storage.folders import Folder
+from jobs.transforms import drift
+from jobs.transforms.aggregate import slice_of
+
+_OF_LIVE = {"epoch": "BIGINT", "batch": "BIGINT", "as_of": "TIMESTAMP"}
+
+
+def compare(
+    spark: SparkSession,
+    lake: PipelineLake,
+    run_id: str,
+    seen: Seen,
+    headers: Sequence[Header],
+    taken: Sequence[Taken],
+    stage: Folder,
+) -> list[dict[str, Any]]:
+    """Stage the drift rows of slices, and return the totals."""
+    pipeline = lake.pipeline
+    finals = _finals(spark, pipeline, seen, headers)
+    transformed = _tagged(spark, lake, seen, headers, taken, finals).persist()
+    names = {header.slice for header in headers}
+    live = _rows(spark, pipeline, seen.live.files(names), _OF_LIVE)
+    final = _final_rows(spark, pipeline, lake.final_files(seen.final_version, names), names)
+    balance = drift.balance(transformed, live, final, pipeline).persist()
+    try:
+        rows = drift.drift_rows(balance, finals, pipeline, run_id)
+        ordered = rows.repartition("day").sortWithinPartitions("day", "window_start")
+        ordered.write.partitionBy("day").parquet(str(stage))
+        by_slice = {row["slice"]: row for row in drift.totals(balance, pipeline).collect()}
+        causes = drift.causes_by_slice(transformed, pipeline).collect()
+    finally:
+        balance.unpersist()
+        transformed.unpersist()
+    return _totals(headers, by_slice, causes)
+
+
+def _tagged(
+    spark: SparkSession,
+    lake: PipelineLake,
+    seen: Seen,
+    headers: Sequence[Header],
+    taken: Sequence[Taken],
+    finals: DataFrame,
+) -> DataFrame:
+    pipeline = lake.pipeline
+    if seen.landed is None:
+        raise Refusal(f"{pipeline.source.events_table} is gone, and slices of {pipeline.name!r} are final: restore it")
+    slices = [slice_named(pipeline, header.slice) for header in headers]
+    events = read_events(spark, lake, seen.landed.version, slices)
+    return drift.tagged(events, pipeline, _batches(spark, taken), _width(taken), finals)
+
+
+def _finals(spark: SparkSession, pipeline: Pipeline, seen: Seen, headers: Iterable[Header]) -> DataFrame:
+    topic, offsets = pipeline.source.name, pa.map_(pa.int32(), pa.int64())
+    stream = {"begins": list(seen.live.begins(topic).items()), "reached": list(seen.live.reached(topic).items())}
+    columns = pa.schema({"slice": pa.string(), "version": pa.int64(), **dict.fromkeys(["offsets", *stream], offsets)})
+    rows = [{"slice": h.slice, "version": h.version, "offsets": list(h.offsets.items()), **stream} for h in headers]
+    return session.small_frame(spark, columns, rows)
+
+
+def _batches(spark: SparkSession, taken: Sequence[Taken]) -> DataFrame:
+    columns = pa.schema({"partition": pa.int32(), "start": pa.int64(), "end": pa.int64(), "watermark": TIME})
+    return session.small_frame(spark, columns, [vars(batch) for batch in taken])
+
+
+def _width(taken: Iterable[Taken]) -> int:
+    """The average length of a range. Cutting the ranges at its multiples gives about twice as many rows at most."""
+    sizes = [batch.end - batch.start for batch in taken]
+    return max(1, sum(sizes) // max(1, len(sizes)))
+
+
+def _final_rows(spark: SparkSession, pipeline: Pipeline, files: FinalFiles, slices: Collection[str]) -> DataFrame:
+    own = _rows(spark, pipeline, files.own, {})
+    if not files.folded:
+        return own
+    # Folded files also hold rows of other slices. The bounds let Spark skip most of those rows.
+    start, wanted = F.col("window_start"), [slice_named(pipeline, name) for name in slices]
+    bounds = start.between(F.lit(min(each.start for each in wanted)), F.lit(max(each.end for each in wanted)))
+    of_slices = slice_of(start, pipeline.slice_seconds).isin(*slices)
+    return own.unionByName(_rows(spark, pipeline, files.folded, {}).where(bounds & of_slices))
+
+
+def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: Mapping[str, str]) -> DataFrame:
+    values = dict(zip(pipeline.value_columns, pipeline.value_types, strict=True))
+    types = {"window_start": "TIMESTAMP", "window_end": "TIMESTAMP", **values, **more}
+    if files:
+        return spark.read.schema(", ".join(f"`{name}` {type_}" for name, type_ in types.items())).parquet(*files)
+    return spark.range(0).select(*(F.lit(None).cast(type_).alias(name) for name, type_ in types.items()))
+
+
+def _totals(headers: Iterable[Header], by_slice: Mapping[str, Row], causes: Iterable[Row]) -> list[dict[str, Any]]:
+    """The rows of the balance table: one for each slice, for each cause in it, and for each measure and age."""
+    versions, rows = {header.slice: header.version for header in headers}, []
+    for slice_, version in versions.items():
+        at, found = {"slice": slice_, "version": version}, by_slice.get(slice_)
+        counts = {name: found[name] if found else 0 for name in ("windows", "differing", "unexplained")}
+        rows.append({**at, "kind": "slice", **counts})
+        rows += (
+            [{**at, "kind": "age", "windows": counts["windows"], **age.asDict()} for age in found["ages"]]
+            if found
+            else []
+        )
+    rows += [{"version": versions[row["slice"]], "kind": "cause", **row.asDict()} for row in causes]
+    return rows

@@ -1,0 +1,75 @@
+"""The part of the lake that belongs to one pipeline: the one place that knows which tables and documents it has."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from deltalake import DeltaTable
+
+from jobs.control.folder import Control
+from jobs.control.incidents import Incidents
+from jobs.lake.drift import Accounts
+from jobs.lake.events import Landed
+from jobs.lake.final import FinalTable
+from jobs.lake.folding import FinalFiles, final_files
+from jobs.lake.ledger import Ledger
+from jobs.lake.live import Live
+from jobs.pipelines.pipeline import Pipeline
+from jobs.storage.documents import Documents
+from jobs.storage.folders import Folder
+
+
+@dataclass(frozen=True)
+class PipelineLake:
+    """The tables of a pipeline, and the documents of its jobs, below the root of the lake.
+
+    ``final()`` opens a table to read, and returns None if nobody has created it. ``open_final()`` opens it to write,
+    and creates it. The caller must hold the lease of the job that writes the table.
+    """
+
+    root: Folder
+    pipeline: Pipeline
+
+    def events(self, version: int | None = None) -> Landed | None:
+        """The landed events of the pipeline's source, at the newest version of their table or at an older one."""
+        return Landed.at(self.root, self.pipeline.source, version)
+
+    def live(self) -> Live:
+        """The live table. Other than the tables below, it is there but empty before its stream has ever run."""
+        return Live.at(self.root, self.pipeline)
+
+    def final(self, version: int | None = None) -> FinalTable | None:
+        """The final table, at its newest version or at an older one."""
+        return FinalTable.read(self.root, self.pipeline, version)
+
+    def open_final(self) -> FinalTable:
+        """The final table, to publish slices. The recompute job writes it."""
+        return FinalTable.open(self.root, self.pipeline)
+
+    def final_files(self, version: int, slices: Collection[str]) -> FinalFiles:
+        """The files with the final rows of these slices, at a version of the final table."""
+        path = self.root / self.pipeline.final_table
+        return final_files(DeltaTable(str(path), version=version), path, self.pipeline, slices)
+
+    def ledger(self) -> Ledger | None:
+        """The ledger."""
+        return Ledger.read(self.root, self.pipeline)
+
+    def open_ledger(self) -> Ledger:
+        """The ledger, to add lines. The recompute job writes it."""
+        return Ledger.open(self.root, self.pipeline)
+
+    def accounts(self) -> Accounts | None:
+        """The drift and balance tables."""
+        return Accounts.read(self.root, self.pipeline)
+
+    def open_accounts(self) -> Accounts:
+        """The drift and balance tables, to add accounts. The account job writes them."""
+        return Accounts.open(self.root, self.pipeline)
+
+    def documents(self, job: str) -> Documents:
+        """The documents of one of the pipeline's jobs."""
+        return Control.of(self.root, job).documents
+
+    def incidents(self) -> Incidents:
+        """The incidents of the whole lake."""
+        return Incidents.of(self.root)
