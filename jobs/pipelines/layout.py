@@ -7,6 +7,8 @@ BATCHES_SLICE = "batches"
 HEADERS_SLICE = "headers-"
 # Where it keeps the folded rows of many slices of a day: this prefix, the day, and a digest of their columns.
 ROWS_SLICE = "rows-"
+# Below a table: files that a writer has written and not committed. Below a final table: the folders of runs, too.
+STAGING = "_staging"
 # Incidents of all jobs. No job's name begins with an underscore, so no job has this folder.
 INCIDENTS = "control/_incidents"
 # What is put aside lies in a folder of this name. Upkeep removes it after a while.

@@ -18,6 +18,7 @@ import pyarrow as pa
 from jobs.control.incidents import report_of
 from jobs.finality.run.tries import StagedSlice
 from jobs.lake.slices import Boundary, Entry, State
+from jobs.pipelines.layout import STAGING
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.refusal import Refusal
@@ -334,7 +335,7 @@ def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:
 
 
 def _root(lake: "PipelineLake") -> Folder:
-    return lake.root / lake.pipeline.final_table / "_staging"
+    return lake.root / lake.pipeline.final_table / STAGING
 
 
 def _boundary(read: Mapping[str, Any]) -> Boundary:

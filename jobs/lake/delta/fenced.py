@@ -27,6 +27,7 @@ from jobs.lake.delta.merging import bins
 from jobs.lake.delta.reading import _folder, dataset, files_with_sizes
 from jobs.lake.delta.retention import Freed, is_due, took_turn, unneeded
 from jobs.lake.delta.statistics import _stats
+from jobs.pipelines.layout import STAGING
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder, last_written, make_durable, make_folder, place, remove
 from jobs.storage.parquet import arrow_place, files_in, footer
@@ -67,7 +68,7 @@ class FencedTable:
     @property
     def staging(self) -> Folder:
         """The folder of files that wait for their commit. Readers and vacuum skip names that begin with `_`."""
-        return self.path / "_staging"
+        return self.path / STAGING
 
     def new_stage(self) -> Folder:
         """Return the path of a new folder for the files of one commit, to be written partitioned."""
