@@ -15,6 +15,7 @@ from greenlet import getcurrent, greenlet
 
 from jobs.control import folder as control
 from jobs.control import lease as lease_module
+from jobs.control import writing as writing_module
 from jobs.control.epochs import DEAD_SECONDS, Owner, Receipt
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
@@ -87,7 +88,9 @@ class Leases:
     def overtake(self, root: Any, job: str) -> None:
         """Suspend the holder; another actor then takes the lease and releases it at once."""
         self.fall_asleep()
-        planning.Lease.acquire(Control.of(root, job), env={}).release(Receipt(time=self.seconds, clean=True, cause=""))
+        writing_module.Lease.acquire(Control.of(root, job), env={}).release(
+            Receipt(time=self.seconds, clean=True, cause="")
+        )
 
     @property
     def clock(self) -> Any:
@@ -122,14 +125,14 @@ class Leases:
 
         self.kind = Held
         thread = SimpleNamespace(start=lambda: None, join=lambda: None)
-        self.install_in(patch, planning)
-        for module in (control, lease_module):
+        self.install_in(patch, writing_module)
+        for module in (control, lease_module, planning):
             patch.setattr(module, "time", self.clock)
         patch.setattr(lease_module, "threading", SimpleNamespace(Event=Pulse, Thread=lambda **_: thread))
         patch.setattr(lease_module, "end_this_process", lambda: None)
         patch.setattr(Owner, "this_process", classmethod(lambda _: _ELSEWHERE))
         # Each look at the folder is an operation, and a few are enough.
-        patch.setattr(planning, "_POLL_SECONDS", 4.0)
+        patch.setattr(writing_module, "_POLL_SECONDS", 4.0)
         patch.setattr(control, "_LOOK_SECONDS", 1.3)
         # Power cuts are tested elsewhere.
         patch.setattr(os, "fsync", lambda _: None)

@@ -13,11 +13,11 @@ from typing import Any
 
 from jobs import session
 from jobs.control.events_needed import say_needed
+from jobs.control.writing import writing
 from jobs.finality import accounted
 from jobs.finality.accounted import Progress, Seen, ready, see
 from jobs.finality.comparison import compare
 from jobs.finality.due import removed
-from jobs.finality.planning import writing
 from jobs.finality.unexplained import keep_incident
 from jobs.lake.drift import Accounts
 from jobs.lake.final import FinalTable

@@ -1,19 +1,17 @@
 """The plan of a recompute run: takes boundaries, counts late events, and decides which slices are due."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from deltalake.exceptions import DeltaError
 from kafka import KafkaAdminClient
 
 from jobs.broker.clock import Clock
-from jobs.control.epochs import Phase, Receipt
 from jobs.control.events_needed import said_needed, say_needed
-from jobs.control.folder import Control
 from jobs.control.incident import blocked
 from jobs.control.lease import Lease
+from jobs.control.writing import writing
 from jobs.finality.due import (
     MAX_SLICES,
     Due,
@@ -35,10 +33,7 @@ from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Boundary, Entry, State, is_passed, with_late
 from jobs.pipelines.slices import Slice
 from jobs.refusal import Refusal
-from jobs.storage.folders import Folder
 
-# A publish keeps the lease while it sends a large slice to the topic, so other writers may have to wait long.
-LEASE_PATIENCE_SECONDS = 300.0
 _POLL_SECONDS = 0.2
 # Ingest lands a record a few seconds after its arrival. Waiting for it is faster than leaving it to the next run.
 INGEST_PATIENCE_SECONDS = 20.0
@@ -58,34 +53,6 @@ class _Found:
 
     snapshot: PlanSnapshot
     survey: SliceSurvey
-
-
-@contextmanager
-def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
-    """Hold the lease of a batch job for a short write. Other writers wait their turn."""
-    lease = _acquire(lake_root, job)
-    # Otherwise a long write would look like a start that takes too long: sending a weekend's slices takes a while.
-    lease.show(phase=Phase.RUNNING)
-    receipt = Receipt(time=time.time(), clean=False, cause="it failed while it wrote")
-    try:
-        yield lease
-        receipt = Receipt(time=time.time(), clean=True, cause="written")
-    finally:
-        lease.release(receipt)
-
-
-def _acquire(lake_root: Folder, job: str) -> Lease:
-    control = Control.of(lake_root, job)
-    # Checked here, too: if the store lacks this, waiting does not help.
-    control.documents.require_exclusive_create()
-    deadline = time.monotonic() + LEASE_PATIENCE_SECONDS
-    while True:
-        try:
-            return Lease.acquire(control, env={})
-        except Refusal:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_POLL_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)

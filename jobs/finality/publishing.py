@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.control.lease import Lease
+from jobs.control.writing import writing
 from jobs.failpoints import FailPoint, reach
 from jobs.finality.late import missed_by
-from jobs.finality.planning import writing
 from jobs.finality.run.folder import Plan, RunFolder, Work, slices_left
 from jobs.lake.final import FinalTable
 from jobs.lake.final_topic import Message, messages, send, tombstones, window_columns

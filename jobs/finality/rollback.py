@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from jobs.control.writing import writing
 from jobs.failpoints import FailPoint, reach
-from jobs.finality.planning import writing
 from jobs.finality.publishing import announce, keep_replaced_windows
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.columns import checksum

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs.control.incidents import Incidents
-from jobs.finality.planning import writing
+from jobs.control.writing import writing
 from jobs.finality.run.folder import KEPT_SECONDS, discard_old, old_runs
 from jobs.lake.delta.freeing import free_tables
 from jobs.lake.pipeline_lake import PipelineLake

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from jobs.broker.kafka import TopicState, admin, require
 from jobs.broker.streams import arrow_schema
-from jobs.finality.planning import writing
+from jobs.control.writing import writing
 from jobs.lake.columns import columns_of, schema_of
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition

@@ -18,8 +18,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from jobs.broker.kafka import TopicState
+from jobs.control.writing import writing
 from jobs.finality import account, accounted
-from jobs.finality.planning import writing
 from jobs.lake.columns import TIME
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.live import Live, PruneRequest, Taken

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.control.writing import writing
 from jobs.finality import publishing
-from jobs.finality.planning import writing
 from jobs.finality.run.folder import RunFolder, slices_left
 from jobs.finality.run.tries import StagedSlice
 from jobs.lake import final as final_module

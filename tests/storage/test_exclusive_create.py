@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from jobs.control import writing as writing_module
 from jobs.control.epochs import Owner
 from jobs.control.folder import Control
-from jobs.finality import planning
 from jobs.lake.delta.reading import files_of
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings
@@ -70,8 +70,8 @@ def test_no_lease_is_granted_there(careless: dict[str, str]) -> None:
 
 def test_a_batch_job_does_not_wait_for_it(careless: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The job waits for other writers, but here it would wait in vain."""
-    monkeypatch.setattr(planning.time, "sleep", lambda _: pytest.fail("it waited"))
-    refused = planning.writing(folder_at(careless["LAKE_ROOT"]), "recompute_rolling_sum")
+    monkeypatch.setattr(writing_module.time, "sleep", lambda _: pytest.fail("it waited"))
+    refused = writing_module.writing(folder_at(careless["LAKE_ROOT"]), "recompute_rolling_sum")
     with pytest.raises(Refusal, match=REFUSED), refused:
         pytest.fail("it wrote")
 

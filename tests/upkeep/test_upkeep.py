@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from jobs.control import incidents as incidents_module
+from jobs.control import writing as writing_module
 from jobs.control.incidents import Incidents
-from jobs.finality import planning
 from jobs.finality.run.folder import RunFolder, slices_left
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
@@ -133,8 +133,8 @@ def test_whose_lease_is_held_is_left_to_the_next_pass(tmp_path: Path, monkeypatc
     folder.path.mkdir(parents=True)
     folder.end()
     os.utime(folder.path / "ended.json", (0, 0))
-    monkeypatch.setattr(planning, "LEASE_PATIENCE_SECONDS", 0.0)
-    with planning.writing(tmp_path, SUM.recompute_job):
+    monkeypatch.setattr(writing_module, "LEASE_PATIENCE_SECONDS", 0.0)
+    with writing_module.writing(tmp_path, SUM.recompute_job):
         assert removed(tmp_path) == {}
     assert folder.path.exists()
     assert removed(tmp_path) == {"run folders": (1, 2)}
