@@ -28,8 +28,8 @@ from datetime import timedelta
 from airflow.sdk import DAG
 
 from jobs.pipelines import PIPELINES
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, IN_ACCOUNT_POOL, TAG, deadline
-from tideline_airflow.operators.batch import AccountOperator
+from tideline_airflow.operators.account import AccountOperator
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, IN_ACCOUNT_POOL, TAG, deadline
 
 for pipeline in PIPELINES.values():
     with DAG(

@@ -23,8 +23,8 @@ from datetime import timedelta
 from airflow.sdk import DAG
 
 from jobs.pipelines import PIPELINES
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG, deadline
 from tideline_airflow.operators.check import CheckOperator
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG, deadline
 
 for pipeline in PIPELINES.values():
     with DAG(

@@ -25,8 +25,8 @@ within …*: the driver hangs. It ends itself at its deadline; ten seconds after
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import STREAMS
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.control import Action, ControlStreamsOperator
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
 
 PARAMS = {
     "action": Param("status", type="string", title="Action", description="What to do.", enum=list(Action)),

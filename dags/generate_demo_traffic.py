@@ -20,8 +20,8 @@ would write its records twice.
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import SOURCES
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.traffic import GenerateTrafficOperator
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
 
 PARAMS = {
     "sources": Param(

@@ -22,8 +22,8 @@ these steps. If one step is refused, no step is taken.
 
 from airflow.sdk import DAG
 
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.topics import ApplyTopicsOperator, PlanTopicsOperator
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
 
 with DAG(
     dag_id="provision_topics",

@@ -18,8 +18,8 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import PIPELINES
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.slices import PublishBlockedOperator, ShowBlockedOperator
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
 
 PARAMS = {
     "pipeline": Param(next(iter(PIPELINES)), type="string", title="Pipeline", enum=list(PIPELINES)),

@@ -45,9 +45,9 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import PIPELINES
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, IN_RECOMPUTE_POOL, TAG, deadline
 from tideline_airflow.operators.recompute import AuditOperator, PlanOperator, PublishOperator, RecomputeOperator
-from tideline_airflow.partitions import asset_of, timetable_of
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, IN_RECOMPUTE_POOL, TAG, deadline
+from tideline_airflow.scheduling.partitions import asset_of, timetable_of
 
 _TIME = {"type": ["null", "string"], "format": "date-time"}
 PARAMS = {

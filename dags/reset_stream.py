@@ -28,8 +28,8 @@ By hand: `tideline reset rolling_sum --to earliest --apply`.
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import SOURCES, STREAMS
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.control import ResetStreamOperator
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
 
 PARAMS = {
     "job": Param(STREAMS[1], type="string", title="Stream", description="Which stream.", enum=list(STREAMS)),

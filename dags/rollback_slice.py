@@ -17,8 +17,8 @@ The earlier rows are published as a new version. The ledger records who did it, 
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import PIPELINES
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG
 from tideline_airflow.operators.slices import RollBackOperator
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
 
 PARAMS = {
     "pipeline": Param(next(iter(PIPELINES)), type="string", title="Pipeline", enum=list(PIPELINES)),

@@ -37,8 +37,8 @@ from airflow.sdk import DAG
 
 from jobs.pipelines import STREAMS
 from jobs.pipelines.layout import dag_id_of
-from tideline_airflow.defaults import ALERTS, ON_FAILURE, OWNER, TAG
 from tideline_airflow.operators.streaming import StreamingJobOperator
+from tideline_airflow.scheduling.defaults import ALERTS, ON_FAILURE, OWNER, TAG
 
 for job in STREAMS:
     with DAG(

@@ -24,8 +24,8 @@ Rows of tables are never touched: the writers of the tables remove old rows them
 
 from airflow.sdk import DAG
 
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS, TAG, deadline
 from tideline_airflow.operators.upkeep import UpkeepOperator
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG, deadline
 
 with DAG(
     dag_id="upkeep",

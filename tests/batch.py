@@ -37,7 +37,7 @@ def plan(
     request = Request(slices=tuple(slices), reason=reason) if slices else None
     with kafka.admin(settings.kafka) as client:
         clock = lambda: round(((time.time() if at is None else at) + later_seconds) * 1000)  # noqa: E731
-        return planning.Planner(lake=lake_of(settings, pipeline), client=client, clock=clock).make(run, request)
+        return planning.Planner(lake=lake_of(settings, pipeline), client=client, clock=clock).plan(run, request)
 
 
 def stage(settings: Settings, pipeline: Pipeline, run: str) -> None:

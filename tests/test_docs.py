@@ -11,6 +11,7 @@ import typer
 from deltalake import DeltaTable
 
 from jobs.cli import app
+from jobs.lake.columns import live_schema
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.layout import dag_id_of
 from jobs.query.lake import Lake, incidents_table
@@ -95,8 +96,6 @@ def _make_empty_lake(spark, root: Path) -> None:
     """Create every table as its job does, without rows."""
     from jobs.broker.streams import arrow_schema
     from jobs.streaming.ingest import landed
-    from jobs.streaming.live import _table_schema, counted
-    from jobs.transforms.aggregate import aggregate
 
     columns = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
     records = spark.createDataFrame([], f"{columns}, headers ARRAY<STRUCT<key: STRING, value: BINARY>>")
@@ -104,8 +103,7 @@ def _make_empty_lake(spark, root: Path) -> None:
         schema = arrow_schema(landed(records, source))
         DeltaTable.create(root / source.events_table, schema=schema, partition_by=["hour"])
     for pipeline in PIPELINES.values():
-        windows = aggregate(counted(records, pipeline), pipeline)
-        DeltaTable.create(root / pipeline.live_table, schema=_table_schema(windows), partition_by=["slice"])
+        DeltaTable.create(root / pipeline.live_table, schema=live_schema(pipeline), partition_by=["slice"])
 
 
 def test_every_decision_is_in_the_index() -> None:

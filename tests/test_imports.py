@@ -18,7 +18,7 @@ PLANTED = {
     "jobs know nothing of Airflow": ("jobs/streaming/driver.py", "import airflow"),
     "jobs know nothing of the embedded stack": ("jobs/streaming/driver.py", "import local.platform.ports"),
     "the embedded stack uses jobs, and nothing above them": ("local/platform/ports.py", "import jobs.cli"),
-    "the plugin is free of Spark": ("plugins/tideline_airflow/defaults.py", "import pyspark"),
+    "the plugin is free of Spark": ("plugins/tideline_airflow/scheduling/defaults.py", "import pyspark"),
     "only the audit knows Great Expectations": ("jobs/finality/recompute.py", "import great_expectations"),
     "the audit judges what it is given": ("jobs/quality/verdict.py", "import jobs.settings"),
 }

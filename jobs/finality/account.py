@@ -6,20 +6,20 @@ its account if its totals are in `balance/<pipeline>`.
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jobs import session
 from jobs.control.events_needed import say_needed
+from jobs.control.incident import unexplained
 from jobs.control.writing import writing
-from jobs.finality import accounted
-from jobs.finality.accounted import Progress, Seen, ready, see
+from jobs.finality import account_inputs
+from jobs.finality.account_inputs import AccountProgress, Seen, ready, see
 from jobs.finality.comparison import compare
 from jobs.finality.due import removed
-from jobs.finality.unexplained import keep_incident
-from jobs.lake.drift import Accounts
+from jobs.lake.accounts import Accounts
 from jobs.lake.final import FinalTable
 from jobs.lake.live import PruneRequest, Taken
 from jobs.lake.pipeline_lake import PipelineLake
@@ -29,6 +29,7 @@ from jobs.pipelines.slices import has_events, slice_at, slice_named
 from jobs.pipelines.window import WindowKind
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.times import iso
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +73,12 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
     if len(found.waiting) < len(due):
         _account(lake, settings, run_id, seen, found, accounts, link)
     else:
-        keep_incident(lake, accounts, link)
+        _keep_incident(lake, accounts, link)
     _prune(lake, seen, accounts, timedelta(seconds=settings.live_kept_seconds))
-    is_all = not found.waiting and len(due) < accounted.MAX_SLICES
+    is_all = not found.waiting and len(due) < account_inputs.MAX_SLICES
     # The publishers' clocks count here: they are close to the broker's. The clock of this machine may be hours off.
     looked_ms = min(now_ms, final.newest_ms()) - round(_CLOCKS.total_seconds() * 1000)
-    _get_on(lake, final, accounts, seen, looked_ms if is_all else None)
+    _advance(lake, final, accounts, seen, looked_ms if is_all else None)
 
 
 def _sort(pipeline: Pipeline, seen: Seen, due: Sequence[Header]) -> _Sorted:
@@ -164,7 +165,7 @@ def _account(
     with writing(lake.root, pipeline.account_job) as lease:
         lease.check()
         accounts.add(stage if stage.exists() else None, rows)
-        keep_incident(lake, accounts, link)
+        _keep_incident(lake, accounts, link)
         accounts.tend(seen.kept_from)
     seconds = time.monotonic() - began
     log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
@@ -193,16 +194,54 @@ def _prune(lake: PipelineLake, seen: Seen, accounts: Accounts, kept: timedelta) 
         PruneRequest(before=before, slices=tuple(superseded)).write(lake.documents(pipeline.name))
 
 
-def _get_on(lake: PipelineLake, final: FinalTable, accounts: Accounts, seen: Seen, looked_ms: int | None) -> None:
+def _advance(lake: PipelineLake, final: FinalTable, accounts: Accounts, seen: Seen, looked_ms: int | None) -> None:
     """Store how far the accounts are, and which events they still need: those of later slices.
 
     ``looked_ms``: every slice published before this time has its account; None if some slice has none.
     """
     pipeline = lake.pipeline
-    last = Progress.read(lake) or Progress.begin(pipeline, final, seen.landed)
+    last = AccountProgress.read(lake) or AccountProgress.begin(pipeline, final, seen.landed)
     if last is None:
         return
     seen_ms = last.seen_ms if looked_ms is None else looked_ms
     now = replace(last.advanced(pipeline, final, seen.landed, accounts, seen.kept_from), seen_ms=seen_ms)
     now.write(lake)
     say_needed(lake.root, pipeline.account_job, now.to_ms - pipeline.window.look_back_ms)
+
+
+def _keep_incident(lake: PipelineLake, accounts: Accounts, link: str | None) -> None:
+    """Open or close the incident, judging by all stored accounts and not only by those of this run.
+
+    An earlier run may have been killed before it opened the incident, or may have seen other slices.
+    """
+    incidents, key = lake.incidents(), unexplained(lake.pipeline.name)
+    wrong = accounts.unexplained()
+    if wrong:
+        text = _sentence(lake.pipeline, accounts, wrong)
+        log.error("unexplained: %s", text)
+        incidents.open(key, text, link=link)
+    else:
+        incidents.close(key, "the newest account of every slice explains every difference, as far as accounts are kept")
+
+
+def _sentence(pipeline: Pipeline, accounts: Accounts, wrong: Sequence[Mapping[str, Any]]) -> str:
+    """The first window that nothing explains, and the number of such windows."""
+    first, windows = wrong[0], sum(row["unexplained"] for row in wrong)
+    row = accounts.first_unexplained(first["slice"], first["version"])
+    example = f", {_window(pipeline, row)}" if row else ""
+    return f"slice {first['slice']}{example}; windows that nothing explains: {windows}. docs/drift.md says what to do"
+
+
+def _window(pipeline: Pipeline, row: Mapping[str, Any]) -> str:
+    keys = ", ".join(f"{key}={row[key]!r}" for key in pipeline.keys)
+    differing = [(name, off) for name, off in row["unexplained"].items() if off != 0]
+    values = "; ".join(
+        f"{name}: live {_of(row, 'live', name)}, final {_of(row, 'final', name)}"
+        + ("" if off is None else f", unexplained {off}")
+        for name, off in differing
+    )
+    return f"window {iso(round(row['window_start'].timestamp() * 1000))}, {keys}: {values}"
+
+
+def _of(row: Mapping[str, Any], side: str, name: str) -> Any:
+    return "no row" if row[side] is None else row[side][name]

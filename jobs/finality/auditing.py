@@ -59,7 +59,7 @@ def examine(
     docs = page_of(lake.root, pipeline, run)
     said = str(docs).removeprefix(f"{lake.root}/")
     now_ms = round(time.time() * 1000)
-    planning.note(lake, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=said) for w in plan.work))
+    planning.write_states(lake, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=said) for w in plan.work))
     files = folder.files_by_slice()
     rows = {name: _dataset(pipeline, files(name)) for name in plan.names}
     _require_all(folder, staged, rows)
@@ -189,7 +189,7 @@ def _block(lake: PipelineLake, plan: Plan, verdicts: Mapping[str, Verdict], docs
         return
     reasons, now_ms = {work.slice: verdicts[work.slice].sentence for work in bad}, round(time.time() * 1000)
     blocked_lines = (plan.entry(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad)
-    planning.note(lake, blocked_lines)
+    planning.write_states(lake, blocked_lines)
     incidents, name = lake.incidents(), lake.pipeline.name
     for work in bad:
         text = (

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import session
-from jobs.finality.accounted import Seen
+from jobs.finality.account_inputs import Seen
 from jobs.finality.recompute import read_events
 from jobs.lake.columns import TIME
 from jobs.lake.folding import FinalFiles

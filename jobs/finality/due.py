@@ -28,7 +28,7 @@ _UNFINISHED = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.REOPENED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Topic:
+class TopicEnds:
     """The topic as the plan found it. Its ends include the records of open transactions."""
 
     topic_id: str
@@ -85,7 +85,7 @@ class PlanInputs:
     now_ms: int
     # The first event of a slice that has all its events, or the begin of the first final slice if that is earlier.
     first_ms: int | None
-    topic: Topic
+    topic: TopicEnds
     landed: Mapping[int, int]
     # For the days that may have work, and for slices that are requested, were left by a run or have late events.
     headers: Mapping[str, Header]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from jobs.finality.due import PlanInputs, Topic
+from jobs.finality.due import PlanInputs, TopicEnds
 from jobs.lake.events import Landed
 from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
@@ -147,7 +147,7 @@ def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
     return [slice_at(pipeline, start).name for start in range(first, time_ms + 1, length)]
 
 
-def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: Topic) -> bool:
+def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: TopicEnds) -> bool:
     """Whether an event was not yet landed when a slice was computed."""
     at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
     # Without offsets, nothing of this topic was landed then, but records of an earlier topic may have been.

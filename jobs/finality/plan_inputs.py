@@ -7,23 +7,21 @@ late events.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
 
 from kafka import KafkaAdminClient
 
 from jobs.broker.clock import Clock
 from jobs.broker.kafka import require
-from jobs.finality.due import PlanInputs, Request, Topic
+from jobs.finality.due import PlanInputs, Request, TopicEnds
 from jobs.finality.late import count_late, tell_apart
 from jobs.finality.run.folder import slices_left
+from jobs.finality.tide_line import Finals, first_event_ms, line_ms_of, whole_from_ms
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.slices import Header
-from jobs.pipelines.days import day_of, days_between, incomplete_days, settled_before_ms, tide_line
+from jobs.pipelines.days import day_of, days_between, incomplete_days, settled_before_ms
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import first_whole, slice_named
 from jobs.pipelines.source import Source
 
 
@@ -39,32 +37,6 @@ class PlanSnapshot:
     counted_before: LateCountPosition | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Finals:
-    """The final table, if anything was ever published, and how many slices of each day are final."""
-
-    table: FinalTable | None
-    by_day: Mapping[str, int]
-
-    @classmethod
-    def of(cls, table: FinalTable | None) -> Self:
-        return cls(table=table, by_day=table.slices_by_day() if table else {})
-
-    def headers(self, days: Collection[str]) -> dict[str, Header]:
-        return self.table.headers(self.by_day.keys() & days) if self.table else {}
-
-    def changed_since(self, time_ms: int) -> set[str]:
-        return self.table.days_changed_since(time_ms) if self.table else set()
-
-    def first(self) -> str | None:
-        """The name of the first final slice."""
-        return min(self.headers([min(self.by_day)])) if self.by_day else None
-
-    def newest(self) -> str | None:
-        """The name of the last final slice."""
-        return max(self.headers([max(self.by_day)])) if self.by_day else None
-
-
 def read_inputs(
     lake: PipelineLake,
     client: KafkaAdminClient,
@@ -75,7 +47,7 @@ def read_inputs(
 ) -> PlanSnapshot:
     """Read everything that decides which slices a run takes."""
     # The clock is read before the topic. So the topic's ends cover all events in time of a slice that is over.
-    now_ms, finals = clock(), _Finals.of(final)
+    now_ms, finals = clock(), Finals.of(final)
     pipeline, source = lake.pipeline, lake.pipeline.source
     topic, landed = topic_of(client, source), lake.events()
     ends = landed_ends(landed, source, topic)
@@ -96,26 +68,13 @@ def read_inputs(
     return PlanSnapshot(inputs=inputs, landed=landed, ends=ends, counted=counted, counted_before=last)
 
 
-def line_of(pipeline: Pipeline, final: FinalTable | None, landed: Landed | None) -> tuple[int | None, int | None]:
-    """Return where the slices of a pipeline begin, and its tide line. Each is None if there is none."""
-    finals = _Finals.of(final)
-    first_ms = _first_ms(pipeline, landed, finals)
-    return first_ms, _line_ms(pipeline, first_ms, finals, landed)
-
-
-def whole_from_ms(pipeline: Pipeline, landed: Landed | None) -> int:
-    """The begin of the first slice that has lost no event; 0 if no event was ever removed."""
-    from_ms = landed.from_ms if landed else 0
-    return first_whole(pipeline, from_ms, from_ms).start_ms if from_ms else 0
-
-
-def topic_of(client: KafkaAdminClient, source: Source) -> Topic:
+def topic_of(client: KafkaAdminClient, source: Source) -> TopicEnds:
     """The source's topic as it is now."""
     found = require(client, [source.name])[source.name]
-    return Topic(topic_id=found.topic_id, earliest=found.earliest, ends=found.latest)
+    return TopicEnds(topic_id=found.topic_id, earliest=found.earliest, ends=found.latest)
 
 
-def landed_ends(landed: Landed | None, source: Source, topic: Topic) -> dict[int, int]:
+def landed_ends(landed: Landed | None, source: Source, topic: TopicEnds) -> dict[int, int]:
     """How far the topic with this id is landed. An earlier topic of the same name does not count."""
     return landed.ends(source.name, topic.topic_id) if landed else {}
 
@@ -123,14 +82,14 @@ def landed_ends(landed: Landed | None, source: Source, topic: Topic) -> dict[int
 def _inputs(
     pipeline: Pipeline,
     now_ms: int,
-    topic: Topic,
+    topic: TopicEnds,
     landed: Landed | None,
     ends: Mapping[int, int],
-    finals: _Finals,
+    finals: Finals,
     named: Iterable[str],
 ) -> PlanInputs:
     """Read the final table for the relevant days, including those on which ``named`` slices begin."""
-    first_ms, recent_ms = _first_ms(pipeline, landed, finals), settled_before_ms(pipeline, now_ms)
+    first_ms, recent_ms = first_event_ms(pipeline, landed, finals), settled_before_ms(pipeline, now_ms)
     days = set(days_between(recent_ms, now_ms))
     if first_ms is not None:
         begin_ms = max(first_ms, whole_from_ms(pipeline, landed))
@@ -147,30 +106,9 @@ def _inputs(
         landed=topic.landed(ends),
         headers=finals.headers(days | more),
         entries={},
-        line_ms=_line_ms(pipeline, first_ms, finals, landed),
+        line_ms=line_ms_of(pipeline, first_ms, finals, landed),
         days=days,
     )
-
-
-def _first_ms(pipeline: Pipeline, landed: Landed | None, finals: _Finals) -> int | None:
-    event_ms, first = landed.first_ms() if landed else None, finals.first()
-    if landed and event_ms is not None:
-        event_ms = max(event_ms, first_whole(pipeline, event_ms, landed.from_ms).start_ms)
-    starts = [event_ms] if event_ms is not None else []
-    return min([*starts, slice_named(pipeline, first).start_ms] if first else starts, default=None)
-
-
-def _line_ms(pipeline: Pipeline, first_ms: int | None, finals: _Finals, landed: Landed | None) -> int | None:
-    """The tide line. It passes over slices that cannot become final any more, because their events were removed."""
-    line_ms, whole_ms = _line_from(pipeline, first_ms, finals), whole_from_ms(pipeline, landed)
-    if first_ms is None or whole_ms <= (first_ms if line_ms is None else line_ms):
-        return line_ms
-    later_ms = _line_from(pipeline, whole_ms, finals)
-    return whole_ms if later_ms is None else later_ms
-
-
-def _line_from(pipeline: Pipeline, first_ms: int | None, finals: _Finals) -> int | None:
-    return tide_line(pipeline, first_ms, finals.by_day, lambda day: finals.headers([day]))
 
 
 def _with_entries(pipeline: Pipeline, inputs: PlanInputs, ledger: Ledger, asked: Collection[str]) -> PlanInputs:

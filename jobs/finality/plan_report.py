@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.finality.due import MAX_SLICES
 from jobs.finality.planning import Planned
-from jobs.pipelines.slices import Slice, runs_of
+from jobs.pipelines.slices import Slice, adjacent_groups
 from jobs.times import iso
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _sentences(planned: Planned) -> Iterable[str]:
 
 def ranges(slices: Iterable[Slice]) -> str:
     """Slices in a few words. Slices that touch are written as one range."""
-    groups = runs_of(slices)
+    groups = adjacent_groups(slices)
     words = [group[0].name if len(group) == 1 else f"{group[0].name} to {group[-1].name}" for group in groups[:_NAMED]]
     more = f" and {len(groups) - _NAMED} more gaps" if len(groups) > _NAMED else ""
     return f"{sum(map(len, groups))} slices ({', '.join(words)}{more})"

@@ -63,10 +63,10 @@ class Planner:
     client: KafkaAdminClient
     clock: Clock
 
-    def look(self, request: Request | None = None) -> Planned:
+    def preview(self, request: Request | None = None) -> Planned:
         """Return what a run would do now. No plan, boundary or state is written."""
         found = self._survey(*self._read(), request)
-        return Planned(survey=found.survey, plan=self._plan("", found))
+        return Planned(survey=found.survey, plan=self._plan_of("", found))
 
     def await_ingest(self, run: str, request: Request | None = None) -> None:
         """Take the boundaries that are due now, and wait until ingest has reached those of the next plan.
@@ -74,7 +74,7 @@ class Planner:
         It waits for no other slice. A slice that is over meanwhile is left to the next run; otherwise there would
         always be one more to wait for.
         """
-        waiting = self.look(request).survey.waiting
+        waiting = self.preview(request).survey.waiting
         if not waiting:
             return
         taken = self.take_boundaries(run)
@@ -93,15 +93,15 @@ class Planner:
         with writing(self.lake.root, self.lake.pipeline.recompute_job) as lease:
             final, ledger = self.lake.open_final(), self.lake.open_ledger()
             found = self._survey(final, ledger, nothing)
-            self._write(lease, ledger, found, self._plan(run, found), nothing)
+            self._write(lease, ledger, found, self._plan_of(run, found), nothing)
         return found.survey.taken
 
-    def make(self, run: str, request: Request | None = None) -> Planned:
+    def plan(self, run: str, request: Request | None = None) -> Planned:
         """Plan a run: write the plan into the run's folder, and boundaries and states into the ledger."""
         with writing(self.lake.root, self.lake.pipeline.recompute_job) as lease:
             final, ledger = self.lake.open_final(), self.lake.open_ledger()
             found = self._survey(final, ledger, request)
-            plan, folder = self._plan(run, found), RunFolder.of(self.lake, run)
+            plan, folder = self._plan_of(run, found), RunFolder.of(self.lake, run)
             # The folder is written before the ledger. If this run is killed, the next one finds its slices there.
             lease.check()
             folder.begin(plan)
@@ -124,7 +124,7 @@ class Planner:
         snapshot = read_inputs(self.lake, self.client, final, ledger, request, self.clock)
         return _Found(snapshot=snapshot, survey=survey(self.lake.pipeline, snapshot.inputs, request))
 
-    def _plan(self, run: str, found: _Found) -> Plan:
+    def _plan_of(self, run: str, found: _Found) -> Plan:
         due, snapshot = found.survey.due[:MAX_SLICES], found.snapshot
         landed, pipeline = snapshot.landed, self.lake.pipeline
         counts = landed.count(pipeline, [item.slice for item in due]) if landed else {}
@@ -146,7 +146,7 @@ class Planner:
         lease.check()
         still_blocked = self._close_incidents(ledger)
         lease.check()
-        _write_states(ledger, found, plan, decides=not request)
+        _write_lines(ledger, found, plan, decides=not request)
         lease.check()
         self._say_needed(found, {*still_blocked, *found.snapshot.inputs.left}, request)
 
@@ -184,7 +184,7 @@ def outdated(lake: PipelineLake) -> tuple[Slice, ...]:
     return found
 
 
-def note(lake: PipelineLake, lines: Iterable[Entry]) -> None:
+def write_states(lake: PipelineLake, lines: Iterable[Entry]) -> None:
     """Write the states of a run's slices into the ledger, between its plan and its publish."""
     said = list(lines)
     if not said:
@@ -236,7 +236,7 @@ def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if name[:8] not in (inputs.days or ())))
 
 
-def _write_states(ledger: Ledger, found: _Found, plan: Plan, *, decides: bool) -> None:
+def _write_lines(ledger: Ledger, found: _Found, plan: Plan, *, decides: bool) -> None:
     """Write boundaries, then closed or reopened slices, then slices that are being recomputed.
 
     ``decides``: whether the plan takes every due slice, as far as there is room.

@@ -23,7 +23,7 @@ from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_passed, reconciled
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import early, runs_of, slice_named
+from jobs.pipelines.slices import adjacent_groups, early, slice_named
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 
@@ -125,7 +125,7 @@ def _commit(
     there = final.headers({name[:8] for name in headers})
     mine = {n for n, h in headers.items() if n in there and (there[n].run, there[n].version) == (h.run, h.version)}
     wanted = [slice_named(lake.pipeline, name) for name in headers if name not in mine]
-    for group in runs_of(wanted):
+    for group in adjacent_groups(wanted):
         publications = []
         for name in (slice_.name for slice_ in group):
             try:

@@ -16,7 +16,7 @@ from jobs.finality.run.tries import StagedSlice, Try, stop_when_task_ends
 from jobs.lake.final import INPUTS
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, runs_of
+from jobs.pipelines.slices import Slice, adjacent_groups
 from jobs.pipelines.source import Source
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -87,7 +87,7 @@ def read_events(spark: SparkSession, lake: PipelineLake, version: int, slices: I
         raise Refusal(f"{source.events_table} is gone: restore it, then plan the run anew")
     ranges = [
         (touching[0].start_ms - window.look_back_ms, touching[-1].end_ms + window.reach_ms)
-        for touching in runs_of(slices)
+        for touching in adjacent_groups(slices)
     ]
     files = landed.files(ranges) if landed else []
     if landed is None or landed.deleted(files):
@@ -101,7 +101,7 @@ def read_events(spark: SparkSession, lake: PipelineLake, version: int, slices: I
 
 def within(column: str, slices: Iterable[Slice]) -> Column:
     """Whether a time lies in one of the slices."""
-    return _in_ranges(column, [(touching[0].start_ms, touching[-1].end_ms) for touching in runs_of(slices)])
+    return _in_ranges(column, [(touching[0].start_ms, touching[-1].end_ms) for touching in adjacent_groups(slices)])
 
 
 def _in_ranges(column: str, ranges: Iterable[tuple[int, int]]) -> Column:

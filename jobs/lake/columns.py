@@ -49,6 +49,14 @@ def schema_of(pipeline: Pipeline) -> pa.Schema:
     )
 
 
+def live_schema(pipeline: Pipeline) -> pa.Schema:
+    """Return the columns of a pipeline's live table, as its stream writes them."""
+    epoch, batch = pa.field("epoch", pa.int64()), pa.field("batch", pa.int64())
+    more = [epoch, batch, pa.field("as_of", TIME), pa.field("fingerprint", pa.string())]
+    of_batches = [pa.field("offsets", pa.string()), pa.field("watermark", TIME)]
+    return pa.schema([*columns_of(pipeline), pa.field("slice", pa.string()), *more, *of_batches])
+
+
 def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
     """Add the columns that a table lacks; refuse a column of another type, since its old rows cannot be served."""
     there = {field.name: field for field in table.schema().fields}

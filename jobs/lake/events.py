@@ -17,10 +17,10 @@ from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.delta.reading import dataset, files_with_sizes
 from jobs.lake.event_hours import hour_ms
-from jobs.lake.tables import Note, note_at
+from jobs.lake.stream_tables import Note, note_at
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, runs_of
+from jobs.pipelines.slices import Slice, adjacent_groups
 from jobs.pipelines.source import Source
 from jobs.storage.folders import Folder
 
@@ -112,7 +112,8 @@ class Landed:
             GROUP BY 1"""
         # One late slice of last week must not cause a read of the whole week.
         ranges = [
-            (group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms) for group in runs_of(slices)
+            (group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms)
+            for group in adjacent_groups(slices)
         ]
         with self._accepted(self.files(ranges), span) as database:
             events: dict[int, int] = dict(database.execute(in_slice).fetchall())

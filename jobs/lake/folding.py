@@ -28,7 +28,7 @@ from jobs.lake.delta.reading import value_of
 from jobs.pipelines.days import settled_before_ms
 from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, runs_of, slice_named
+from jobs.pipelines.slices import Slice, adjacent_groups, slice_named
 from jobs.storage.folders import Folder, write_whole
 from jobs.storage.parquet import arrow_place
 
@@ -137,7 +137,7 @@ def folder_of(day: str, names: Sequence[str]) -> str:
 
 def within(slices: Iterable[Slice]) -> ds.Expression:
     """Return the filter for windows that belong to these slices."""
-    runs = [(run[0].start, run[-1].end) for run in runs_of(slices)]
+    runs = [(run[0].start, run[-1].end) for run in adjacent_groups(slices)]
     start = ds.field("window_start")
     return reduce(or_, ((start >= pa.scalar(a, _TIME)) & (start < pa.scalar(b, _TIME)) for a, b in runs))
 

@@ -13,9 +13,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.batch_rows import complete_since
-from jobs.lake.columns import TIME, columns_of
+from jobs.lake.columns import TIME
 from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
-from jobs.lake.tables import Note, note_at
+from jobs.lake.stream_tables import Note, note_at
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.storage.documents import Documents
@@ -23,14 +23,6 @@ from jobs.storage.folders import Folder
 
 # The document in the control folder of the live job.
 _PRUNE = "prune"
-
-
-def live_schema(pipeline: Pipeline) -> pa.Schema:
-    """Return the columns of a pipeline's live table, as its stream writes them."""
-    epoch, batch = pa.field("epoch", pa.int64()), pa.field("batch", pa.int64())
-    more = [epoch, batch, pa.field("as_of", TIME), pa.field("fingerprint", pa.string())]
-    of_batches = [pa.field("offsets", pa.string()), pa.field("watermark", TIME)]
-    return pa.schema([*columns_of(pipeline), pa.field("slice", pa.string()), *more, *of_batches])
 
 
 @dataclass(frozen=True, kw_only=True)

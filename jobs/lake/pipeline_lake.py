@@ -7,7 +7,7 @@ from deltalake import DeltaTable
 
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
-from jobs.lake.drift import Accounts
+from jobs.lake.accounts import Accounts
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.folding import FinalFiles, final_files

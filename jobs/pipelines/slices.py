@@ -83,7 +83,7 @@ def slice_named(pipeline: Pipeline, name: str) -> Slice:
     return found
 
 
-def runs_of(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
+def adjacent_groups(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
     """The slices in order, with adjacent slices grouped together."""
     runs: list[list[Slice]] = []
     for slice_ in sorted(set(slices)):

@@ -18,15 +18,14 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from jobs.control.incident import Incident
 from jobs.control.incidents import Incidents
-from jobs.lake.columns import schema_of
+from jobs.lake.accounts import BALANCE_SCHEMA, drift_schema
+from jobs.lake.columns import live_schema, schema_of
 from jobs.lake.delta.reading import files_of
-from jobs.lake.drift import BALANCE_SCHEMA, drift_schema
 from jobs.lake.ledger import SCHEMA as LEDGER
-from jobs.lake.live import live_schema
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import INCIDENTS
 from jobs.pipelines.relations import relations, table_name, tables
-from jobs.query.names import require_harmless
+from jobs.query.harmless import require_harmless
 from jobs.refusal import Refusal
 from jobs.settings import QueryLimits
 from jobs.storage.folders import Folder

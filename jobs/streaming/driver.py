@@ -85,7 +85,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-class StreamFailedError(Refusal):
+class QueryFailedError(Refusal):
     """A query ended with an error of Spark's; the log above has the whole error."""
 
 
@@ -112,7 +112,7 @@ def run(queries: Queries, lease: Lease, stop: threading.Event, ends: Ends) -> En
         if batches.failure:
             raise batches.failure
         if _failed(query, batches):
-            raise StreamFailedError(f"stream {query.name!r} failed: {cause_of(query.exception())}")
+            raise QueryFailedError(f"stream {query.name!r} failed: {cause_of(query.exception())}")
     return Ending(
         why=why,
         batches={batches.topic: batches.finished for _, batches in queries if batches.finished >= 0},

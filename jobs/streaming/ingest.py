@@ -20,7 +20,7 @@ from jobs.control.events_needed import first_needed_ms, needed_from
 from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.lake.event_hours import KeptEvents
-from jobs.lake.tables import TableWriter, last_note
+from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.pipelines import INGEST, SOURCES
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.source import Source
@@ -29,7 +29,7 @@ from jobs.storage.folders import Folder
 from jobs.storage.spark_files import write_counted
 from jobs.streaming import driver
 from jobs.streaming.microbatch import Batch, MicroBatches
-from jobs.streaming.start import Progress, Start, check_start
+from jobs.streaming.start import CheckpointProgress, Start, check_start
 from jobs.streaming.torn_checkpoint import mend
 from jobs.times import iso
 from jobs.transforms.parse import parse
@@ -60,7 +60,7 @@ def _check(settings: Settings, source: Source, topics: dict[str, TopicState]) ->
     checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
     note = last_note(settings.lake_root / source.events_table, mends=True)
     mend(checkpoint, note)
-    check_start(INGEST, Progress.read(checkpoint), note, topics, source=source.name)
+    check_start(INGEST, CheckpointProgress.read(checkpoint), note, topics, source=source.name)
     return Start.of(source.name, topics, note)
 
 
@@ -91,7 +91,7 @@ def _run_queries(
             client=client,
             cluster_id=begin.topic.cluster_id,
             topic_id=begin.topic.topic_id,
-            begins=begin.reached,
+            reached_before=begin.reached,
             stage=_stage,
             events=_kept(settings.lake_root, source),
             room=Room.of(settings.lake_root),

@@ -15,8 +15,9 @@ from jobs.broker.kafka import admin, latest, require
 from jobs.control.checkpoint import Checkpoint
 from jobs.control.lease import Lease
 from jobs.control.room import Room
-from jobs.lake.live import PruneRequest, live_schema
-from jobs.lake.tables import TableWriter, last_note
+from jobs.lake.columns import live_schema
+from jobs.lake.live import PruneRequest
+from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.settings import Settings, binding_conf
@@ -25,10 +26,9 @@ from jobs.storage.parquet import write
 from jobs.storage.spark_files import write_counted
 from jobs.streaming import driver
 from jobs.streaming.microbatch import Batch, MicroBatches
-from jobs.streaming.start import Progress, Start, check_start
+from jobs.streaming.start import CheckpointProgress, Start, check_start
 from jobs.streaming.torn_checkpoint import mend
-from jobs.transforms.aggregate import aggregate
-from jobs.transforms.counted import is_ahead
+from jobs.transforms.aggregate import aggregate, is_ahead
 from jobs.transforms.messages import messages
 from jobs.transforms.parse import accepted
 
@@ -55,7 +55,7 @@ def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient, lea
     mend(checkpoint, note)
     check_start(
         pipeline.name,
-        Progress.read(checkpoint),
+        CheckpointProgress.read(checkpoint),
         note,
         topics,
         fingerprint=pipeline.fingerprint,
@@ -64,10 +64,10 @@ def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient, lea
     return Start.of(pipeline.source.name, topics, note)
 
 
-def counted(records: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The accepted records that a live job counts, without those ahead of their arrival by more than the delay."""
-    on_time = accepted(records, pipeline.source).where(~is_ahead(pipeline))
-    return on_time.withWatermark("event_time", f"{pipeline.watermark_delay_seconds} seconds")
+def events_that_count(records: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """The accepted records that a live job counts. The watermark leaves out those that are too late."""
+    events = accepted(records, pipeline.source).where(~is_ahead(pipeline))
+    return events.withWatermark("event_time", f"{pipeline.watermark_delay_seconds} seconds")
 
 
 def _run_query(
@@ -84,7 +84,7 @@ def _run_query(
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     source, max_offsets = pipeline.source.name, settings.max_offsets
     records = streams.read(spark, settings.kafka, source, max_offsets=max_offsets, begins=start.begins)
-    windows = aggregate(counted(records, pipeline), pipeline)
+    windows = aggregate(events_that_count(records, pipeline), pipeline)
     checkpoint = Checkpoint.of(settings.lake_root, pipeline.name)
 
     def announce(files: list[Folder], batch: Batch) -> None:
@@ -113,7 +113,7 @@ def _run_query(
         client=client,
         cluster_id=start.topic.cluster_id,
         topic_id=start.topic.topic_id,
-        begins=start.reached,
+        reached_before=start.reached,
         stage=stage,
         announce=announce,
         superseded=lambda: PruneRequest.read(lease.control.documents).slices,

@@ -17,7 +17,7 @@ from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.failpoints import FailPoint, reach
 from jobs.lake.event_hours import KeptEvents
-from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 from jobs.streaming.torn_checkpoint import Keeper
@@ -57,7 +57,8 @@ class MicroBatches:
     client: KafkaAdminClient
     cluster_id: str
     topic_id: str
-    begins: dict[int, int]
+    # How far the stream was when the driver started.
+    reached_before: dict[int, int]
     # Writes a micro-batch into a folder, and returns the number of its rows.
     stage: Callable[[DataFrame, Folder, Batch], int]
     announce: Callable[[list[Folder], Batch], None] | None = None
@@ -78,10 +79,10 @@ class MicroBatches:
     turned_away: bool = False
 
     def __post_init__(self) -> None:
-        """Set the offsets reached so far, which a drain does not wait for: the last committed ones, else the begins."""
+        """Set how far the stream is now. Its checkpoint knows that once a batch is committed."""
         self._keeper = Keeper(self.checkpoint.path)
         last = self.checkpoint.last_committed()
-        self.reached = self.begins if last is None else self.checkpoint.planned(last).ends[self.topic]
+        self.reached = self.reached_before if last is None else self.checkpoint.planned(last).ends[self.topic]
 
     def __call__(self, frame: DataFrame, number: int) -> None:
         """Write one micro-batch. An error ends the query, and is kept so that the driver can report it."""

@@ -24,7 +24,7 @@ from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease
 from jobs.failpoints import FailPoint, reach
 from jobs.lake.delta.reading import rows_by_partition
-from jobs.lake.tables import Note, TableWriter, last_note
+from jobs.lake.stream_tables import Note, TableWriter, last_note
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
 from jobs.pipelines.layout import ASIDE, BATCHES_SLICE, checkpoint_of
 from jobs.pipelines.source import Source

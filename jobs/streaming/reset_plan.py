@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.broker.kafka import TopicState
-from jobs.lake.tables import Note, Ranges
+from jobs.lake.stream_tables import Note, Ranges
 from jobs.pipelines import INGEST, SOURCES, STREAMS
 from jobs.pipelines.layout import ASIDE
 from jobs.pipelines.source import Source

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from jobs.broker.kafka import TopicState
 from jobs.control.checkpoint import Checkpoint, Offsets, reset_command
-from jobs.lake.tables import Note
+from jobs.lake.stream_tables import Note
 from jobs.refusal import Refusal
 
 # Spark's number for the earliest offset.
@@ -22,7 +22,7 @@ _BOUND = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class CheckpointProgress:
     """How far a checkpoint got: the last batch planned and the last one committed.
 
     ``resume`` is where reading goes on: a batch that was planned but not committed is read again. ``reached`` is the
@@ -40,7 +40,7 @@ class Progress:
     conf: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> "Progress | None":
+    def read(cls, checkpoint: Checkpoint) -> "CheckpointProgress | None":
         """Read a checkpoint; None if it does not exist, a `Refusal` if it is damaged."""
         if not checkpoint.exists():
             return None
@@ -89,7 +89,7 @@ class Start:
 
 def check_start(
     job: str,
-    progress: Progress | None,
+    progress: CheckpointProgress | None,
     note: Note | None,
     topics: Mapping[str, TopicState],
     *,
@@ -115,7 +115,7 @@ def check_start(
         raise Refusal(f"stream {name!r} is refused: {reason}. Nothing was read or written.")
 
 
-def _disagreement(progress: Progress | None, note: Note | None, reset: str) -> str | None:
+def _disagreement(progress: CheckpointProgress | None, note: Note | None, reset: str) -> str | None:
     if note is None:
         if progress is None or progress.committed is None:
             return None
@@ -138,7 +138,7 @@ def _disagreement(progress: Progress | None, note: Note | None, reset: str) -> s
     return _batches_disagree(progress, note, reset)
 
 
-def _not_begun_anew(progress: Progress, note: Note, reset: str) -> str | None:
+def _not_begun_anew(progress: CheckpointProgress, note: Note, reset: str) -> str | None:
     """After a reset, accept only a checkpoint that began where the reset said, and that has written nothing yet."""
     if progress.write_id == note.write_id or progress.committed is not None or (progress.planned or 0) > 0:
         return (
@@ -165,7 +165,7 @@ def _definition_changed(note: Note | None, fingerprint: str | None, job: str) ->
     )
 
 
-def _state_is_bound(progress: Progress | None, conf: Mapping[str, str], job: str) -> str | None:
+def _state_is_bound(progress: CheckpointProgress | None, conf: Mapping[str, str], job: str) -> str | None:
     """Refuse settings other than those of the checkpoint: Spark would use the checkpoint's without a warning."""
     kept = progress.conf if progress else {}
     for name, setting in _BOUND.items():
@@ -184,7 +184,7 @@ def _ways_on(job: str) -> str:
     )
 
 
-def _batches_disagree(progress: Progress, note: Note, reset: str) -> str | None:
+def _batches_disagree(progress: CheckpointProgress, note: Note, reset: str) -> str | None:
     ends = next((ends for batch, ends in progress.ends.items() if batch == note.batch), None)
     if ends is None:
         return (
@@ -218,7 +218,7 @@ def _topic_changed(note: Note | None, topics: Mapping[str, TopicState], reset: s
 
 
 def _out_of_reach(
-    progress: Progress | None, note: Note | None, topics: Mapping[str, TopicState], reset: str
+    progress: CheckpointProgress | None, note: Note | None, topics: Mapping[str, TopicState], reset: str
 ) -> str | None:
     """Compare the offsets where the stream goes on with the offsets that the topic still holds."""
     planned = progress is not None and progress.planned is not None

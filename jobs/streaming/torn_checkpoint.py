@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.control.checkpoint import Checkpoint
-from jobs.lake.tables import Note
+from jobs.lake.stream_tables import Note
 from jobs.pipelines.layout import PUT_ASIDE
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder, make_durable, make_folder

@@ -64,6 +64,15 @@ def measure(transformed: DataFrame, pipeline: Pipeline, window: Column, *more: C
     )
 
 
+def is_ahead(pipeline: Pipeline) -> Column:
+    """Whether an event is ahead of its arrival by more than the watermark's delay. The live job leaves it out.
+
+    Otherwise one fast clock would move the watermark, and all other events would be late.
+    """
+    delay = F.expr(f"INTERVAL {pipeline.watermark_delay_seconds} seconds")
+    return F.col("event_time") > F.col("arrival_time") + delay
+
+
 def slice_of(window_start: Column, slice_seconds: int) -> Column:
     """The name of a window's slice: the start of the slice, which sorts by time and is safe in a path."""
     seconds = F.unix_seconds(window_start)

@@ -14,8 +14,7 @@ from pyspark.sql import functions as F
 
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Measure
-from jobs.transforms.aggregate import measure, slice_of, transform, window_of
-from jobs.transforms.counted import is_ahead
+from jobs.transforms.aggregate import is_ahead, measure, slice_of, transform, window_of
 
 # How long after a window's end its live value is compared with the final one.
 AGES_MS = (1_000, 5_000, 15_000, 60_000, 300_000)

@@ -118,7 +118,7 @@ def _planned(lake: MadeLake, run: str, slices: Sequence[Slice]) -> tuple[Plan, R
     request = Request(slices=tuple(slices), reason="measured")
     with admin(lake.settings.kafka) as client:
         planner = planning.Planner(lake=lake.tables, client=client, clock=lambda: _over_ms(slices))
-        planned = planner.make(run, request)
+        planned = planner.plan(run, request)
     if len(planned.plan.work) != len(slices):
         raise Refusal(f"of {len(slices)} slices {len(planned.plan.work)} were planned: {planned.survey.refused}")
     return planned.plan, RunFolder.of(lake.tables, run)

@@ -19,7 +19,7 @@ import psutil
 from jobs.airflow_api.client import AirflowApi
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
-from jobs.finality.plan_inputs import line_of
+from jobs.finality.tide_line import line_of
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.layout import dag_id_of

@@ -24,6 +24,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "Tideline",
                 "python-modules": [
+                    "tideline_airflow.operators.account",
                     "tideline_airflow.operators.batch",
                     "tideline_airflow.operators.check",
                     "tideline_airflow.operators.control",

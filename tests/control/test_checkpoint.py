@@ -9,7 +9,7 @@ import pytest
 
 from jobs.control.checkpoint import Checkpoint
 from jobs.refusal import Refusal
-from jobs.streaming.start import Progress
+from jobs.streaming.start import CheckpointProgress
 
 QUERY_ID = "f0d56b73-584e-4a44-aec5-39765d39db41"
 CONF = {
@@ -88,7 +88,7 @@ def test_what_is_left_of_one_is_damaged(tmp_path: Path, name: str) -> None:
     (tmp_path / name / "0").mkdir(parents=True)
     assert Checkpoint(tmp_path).exists()
     with pytest.raises(Refusal, match="is damaged"):
-        Progress.read(Checkpoint(tmp_path))
+        CheckpointProgress.read(Checkpoint(tmp_path))
 
 
 def test_a_damaged_one_names_the_command_that_begins_anew(path: Path, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 from jobs.control.incident import unexplained
 from jobs.control.incidents import Incidents
 from jobs.finality import account, comparison
-from jobs.lake.drift import Accounts
+from jobs.lake.accounts import Accounts
 from jobs.lake.final import FinalTable
 from jobs.lake.live import Live
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.tables import TableWriter
+from jobs.lake.stream_tables import TableWriter
 from tests.finality.accounts import FIRST, PIPELINE, SECOND, THIRD, Made, never, note, two_slices
 from tests.judges.naive_stream import T0, Batch, Event
 
@@ -90,7 +90,7 @@ def test_an_account_that_died_before_it_told_is_told_by_the_next_run(
     scene.planted[FIRST.end_ms - 1000, "a"] = 3
     made.build(scene)
     with monkeypatch.context() as patched:
-        patched.setattr(account, "keep_incident", never)
+        patched.setattr(account, "_keep_incident", never)
         with pytest.raises(AssertionError):
             made.account("died")
     assert [row[4] for row in made.slices()] == [1, 0]

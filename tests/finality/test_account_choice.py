@@ -9,15 +9,15 @@ from jobs.control.events_needed import said_needed
 from jobs.control.incident import unexplained
 from jobs.control.incidents import Incidents
 from jobs.finality import account
-from jobs.lake import tables
+from jobs.lake import stream_tables as tables
+from jobs.lake.accounts import Accounts, _DayTable
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.delta.reading import rows_by_partition
-from jobs.lake.drift import Accounts, _DayTable
 from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.live import Live
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Entry, State
-from jobs.lake.tables import TableWriter
+from jobs.lake.stream_tables import TableWriter
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.slices import slice_at, slices_between
 from jobs.pipelines.window import Window
@@ -247,7 +247,7 @@ def test_of_two_accounts_at_a_time_one_is_overtaken(streamed: Made) -> None:
 
 
 def test_small_files_are_merged_and_nothing_is_lost(streamed: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.lake.drift._MERGE_EVERY_COMMITS", 2)
+    monkeypatch.setattr("jobs.lake.accounts._MERGE_EVERY_COMMITS", 2)
     for version in range(1, 6):
         done(streamed, (FIRST.name, version))
     table = _DayTable.open(

@@ -17,12 +17,12 @@ from jobs.control.folder import Control
 from jobs.control.incident import unexplained
 from jobs.control.incidents import Incidents
 from jobs.finality import account
-from jobs.finality import accounted as accounted_module
-from jobs.finality.accounted import Progress
-from jobs.lake import drift as module
+from jobs.finality import account_inputs as accounted_module
+from jobs.finality.account_inputs import AccountProgress
+from jobs.lake import accounts as module
+from jobs.lake.accounts import Accounts, drift_schema
 from jobs.lake.delta import fenced
 from jobs.lake.delta.reading import rows_by_partition
-from jobs.lake.drift import Accounts, drift_schema
 from jobs.lake.final import FinalTable
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.slices import slice_at
@@ -157,7 +157,7 @@ def test_a_torn_document_costs_one_look_at_everything(made: Made, content: bytes
     (made.root / "control" / PIPELINE.account_job / "progress").write_bytes(content)
     made.account()
     assert {row[:2] for row in made.slices()} == {(name(0), 1), (name(0), 2), (name(1), 1)}
-    assert Progress.read(PipelineLake(made.root, PIPELINE)) is not None
+    assert AccountProgress.read(PipelineLake(made.root, PIPELINE)) is not None
 
 
 def drift_file(accounts: Accounts, day: int) -> Path:

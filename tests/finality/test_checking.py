@@ -12,8 +12,8 @@ import pytest
 from jobs.control.incident import served as key_of_served
 from jobs.control.incidents import Incidents
 from jobs.finality import checking
+from jobs.lake.columns import live_schema
 from jobs.lake.final import FinalTable
-from jobs.lake.live import live_schema
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.finality.due import MAX_SLICES, PlanInputs, Request, SliceSurvey, Topic, survey
+from jobs.finality.due import MAX_SLICES, PlanInputs, Request, SliceSurvey, TopicEnds, survey
 from jobs.lake.slices import Boundary, Entry, Header, State, reconciled, with_late
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import DAY_MS
@@ -55,7 +55,7 @@ def inputs_with(after_ms: int = 0, **changes: Any) -> PlanInputs:
     made = PlanInputs(
         now_ms=over_at(SUM, FIRST) + after_ms,
         first_ms=START + 5,
-        topic=Topic(topic_id="t1", earliest={0: 0}, ends={0: 10}),
+        topic=TopicEnds(topic_id="t1", earliest={0: 0}, ends={0: 10}),
         landed={0: 10},
         headers={},
         entries={},
@@ -80,7 +80,7 @@ def test_a_slice_is_looked_at_when_nothing_can_come_in_time_any_more() -> None:
 
 def test_the_boundary_is_taken_once() -> None:
     waiting = entry(state=State.OPEN, version=0, boundary=Boundary(topic_id="t1", ends={0: 7}))
-    later = inputs_with(3600_000, topic=Topic(topic_id="t1", earliest={0: 0}, ends={0: 99}), landed={0: 7})
+    later = inputs_with(3600_000, topic=TopicEnds(topic_id="t1", earliest={0: 0}, ends={0: 99}), landed={0: 7})
     found = survey(SUM, replace(later, entries=seen(waiting)))
     assert due(found)[FIRST.name] == "closed"
     assert FIRST not in found.taken
@@ -88,7 +88,7 @@ def test_the_boundary_is_taken_once() -> None:
 
 
 def test_it_is_closed_when_every_partition_is_landed_up_to_its_boundary() -> None:
-    topic = Topic(topic_id="t1", earliest={0: 0, 1: 0}, ends={0: 10, 1: 5})
+    topic = TopicEnds(topic_id="t1", earliest={0: 0, 1: 0}, ends={0: 10, 1: 5})
     behind = survey(SUM, inputs_with(topic=topic, landed=topic.landed({0: 10, 1: 4})))
     assert due(behind) == {}
     assert behind.waiting[FIRST].missing({0: 10, 1: 4}) == "partition 1: 1 offsets"
@@ -107,7 +107,7 @@ def test_it_is_closed_when_every_partition_is_landed_up_to_its_boundary() -> Non
     ],
 )
 def test_partitions(earliest: dict[int, int], ends: dict[int, int], landed: dict[int, int], closed: bool) -> None:
-    topic = Topic(topic_id="t1", earliest=earliest, ends=ends)
+    topic = TopicEnds(topic_id="t1", earliest=earliest, ends=ends)
     assert bool(due(survey(SUM, inputs_with(topic=topic, landed=topic.landed(landed))))) is closed
 
 

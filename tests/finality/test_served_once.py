@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.lake.live import live_schema
+from jobs.lake.columns import live_schema
 from jobs.pipelines.slices import Slice
 from jobs.query.lake import Lake
 from tests.lake.test_final import FIRST, SECOND, SUM, publish

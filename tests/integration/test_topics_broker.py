@@ -350,7 +350,7 @@ def reset_plan(settings: Settings) -> None:
 def plan_and_publish(settings: Settings) -> None:
     with admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
         lake = PipelineLake(settings.lake_root, PIPELINES["rolling_sum"])
-        planning.Planner(lake=lake, client=client, clock=clock).make("a run")
+        planning.Planner(lake=lake, client=client, clock=clock).plan("a run")
     assert final_topic.send(settings.kafka, "sums.final", [(b"key", b"a row")]) == 1
 
 

@@ -19,15 +19,16 @@ import pytest
 
 from jobs.broker.kafka import TopicState
 from jobs.control.writing import writing
-from jobs.finality import account, accounted
+from jobs.finality import account
+from jobs.finality import account_inputs as accounted
 from jobs.lake.columns import TIME
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.live import Live, PruneRequest, Taken
 from jobs.lake.slices import Header
-from jobs.lake.tables import Note, Ranges
+from jobs.lake.stream_tables import Note, Ranges
 from jobs.refusal import Refusal
 from jobs.streaming import reset
-from jobs.streaming.start import Progress, Start, check_start
+from jobs.streaming.start import CheckpointProgress, Start, check_start
 from tests.judges.simulated_broker import Record
 from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import SUM, World, in_slice, slice_of
@@ -53,7 +54,7 @@ class Stream:
 
     world: World
     rows: Rows = field(default_factory=Rows)
-    progress: Progress | None = None
+    progress: CheckpointProgress | None = None
     checkpoints: int = 0
     accounted: set[tuple[str, int]] = field(default_factory=set)
     pruned: int = 0
@@ -92,7 +93,7 @@ class Stream:
         note = self.rows.note
         if note and note.batch is not None:
             batch, ends = note.batch, note.ends
-            self.progress = Progress(
+            self.progress = CheckpointProgress(
                 write_id=note.write_id, planned=batch, committed=batch, resume=ends, reached=ends, ends={batch: ends}
             )
 

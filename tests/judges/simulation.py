@@ -72,7 +72,7 @@ def run(
     plan_clock = (lambda: world.clock_ms + ahead_ms) if ahead_ms else now
     planner = planner_of(world, plan_clock)
     planner.await_ingest(name, request)
-    planned = planner.make(name, request)
+    planned = planner.plan(name, request)
     if abs(off_ms) > CLOCK_TOLERANCE_MS:
         world.defects.append(f"run {name} has planned on a machine whose clock is off by {off_ms} ms")
     if not planned.plan.work and not planned.plan.unannounced:
@@ -87,7 +87,9 @@ def run(
     own.write_result(staged)
     world.operate("stage: take it")
     folder.take(own.result())
-    planning.note(lake, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work])
+    planning.write_states(
+        lake, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work]
+    )
     world.operate("audit: decide")
     folder.decide(
         {
@@ -96,7 +98,7 @@ def run(
         }
     )
     blocked = [work for work in planned.plan.work if work.slice in world.bad]
-    planning.note(lake, [planned.plan.entry(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
+    planning.write_states(lake, [planned.plan.entry(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
     published = publish(world, name, now())
     world.reported += list(published.versions.items())
     return published

@@ -138,14 +138,14 @@ def test_a_plan_says_which_events_are_needed(old: World, monkeypatch: pytest.Mon
             patch.setattr(old, "operate", die_while_staging)
             with pytest.raises(KeyboardInterrupt):
                 run(old, "dying", ASKED)
-        planner_of(old, lambda: later_ms).make("fourth", Request(slices=(line[-1],), reason="asked"))
+        planner_of(old, lambda: later_ms).plan("fourth", Request(slices=(line[-1],), reason="asked"))
         assert needed() == at_most(OLDEST.start_ms)
 
 
 def test_a_run_that_dies_while_it_begins_again_leaves_its_plan(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with model_of(old):
         run(old, "first")
-        plan = planner_of(old).make("dying", ASKED).plan
+        plan = planner_of(old).plan("dying", ASKED).plan
         with monkeypatch.context() as patch:
             patch.setattr(runs, "write_whole", no_space)
             with pytest.raises(OSError, match="No space left"):
@@ -168,9 +168,9 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
             patch.setattr(publishing, "announce", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 run(world, "published and not told")
-        telling = planner_of(world).make("telling").plan
+        telling = planner_of(world).plan("telling").plan
         assert slice_.name in telling.unannounced
-        planner_of(world).make("dying", Request(slices=(slice_,), reason="asked"))
+        planner_of(world).plan("dying", Request(slices=(slice_,), reason="asked"))
         folder = RunFolder.of(LakeModel.of(world), "telling")
         folder.take({})
         folder.decide({})
@@ -215,7 +215,7 @@ def test_who_was_overtaken_leaves_the_folder_of_the_run_to_its_successor(
         with monkeypatch.context() as patch:
             patch.setattr(planning, "survey", sleep)
             with pytest.raises(LeaseLostError):
-                planner_of(world).make("twice")
+                planner_of(world).plan("twice")
         assert (RunFolder.of(LakeModel.of(world), "twice").path / "ended.json").exists()
         assert settle(world) == []
 
@@ -227,11 +227,11 @@ def test_a_run_that_finds_nothing_to_do_is_over(tmp_path: Path) -> None:
     with model_of(world):
         run(world, "first")
         folder = RunFolder.of(LakeModel.of(world), "idle")
-        assert planner_of(world).make("idle").plan.work == ()
+        assert planner_of(world).plan("idle").plan.work == ()
         assert folder.plan().work == ()
         assert (folder.path / "ended.json").exists()
         asked = Request(slices=(slice_at(SUM, BEGIN_MS),), reason="asked")
-        planner_of(world).make("busy", asked)
+        planner_of(world).plan("busy", asked)
         assert not (RunFolder.of(LakeModel.of(world), "busy").path / "ended.json").exists()
 
 
@@ -250,7 +250,7 @@ def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
         world.broker.land_all()
         monkeypatch.setattr(due, "too_late", lambda *_: False)
         monkeypatch.setattr(late, "_is_late", lambda *_: True)
-        planner_of(world).make("later")
+        planner_of(world).plan("later")
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
         assert (line.state, line.version, line.run) == (State.BLOCKED, 1, "first")
         assert line.boundary == Boundary(topic_id="t2", ends=world.broker.ends)

@@ -17,12 +17,12 @@ from jobs.control.incidents import Incidents
 from jobs.finality import planning
 from jobs.finality.run.folder import RunFolder, slices_left
 from jobs.finality.run.tries import StagedSlice, Try
-from jobs.lake import tables
+from jobs.lake import stream_tables as tables
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.slices import State
-from jobs.lake.tables import TableWriter, last_note
+from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import HOUR_MS, ROWS_SLICE
 from jobs.pipelines.slices import slice_named
@@ -30,7 +30,7 @@ from jobs.refusal import Refusal
 from jobs.storage import folders
 from tests.judges.power_cut import Cut, Disk, watched
 from tests.lake import test_final as finals
-from tests.lake.test_tables import SCHEMA, commit, rows
+from tests.lake.test_stream_tables import SCHEMA, commit, rows
 
 SUM = PIPELINES["rolling_sum"]
 BATCHES = 4

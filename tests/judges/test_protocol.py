@@ -232,7 +232,7 @@ def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_p
     world = world_of(tmp_path, 2)
     world.bad = set()
     with model_of(world):
-        plans = {name: planner_of(world).make(name).plan for name in ("fast", "slow")}
+        plans = {name: planner_of(world).plan(name).plan for name in ("fast", "slow")}
         for name, plan in plans.items():
             folder = RunFolder.of(LakeModel.of(world), name)
             own = Try.begin(folder.path, plan.names)

@@ -11,15 +11,15 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.finality import account
-from jobs.lake import tables
+from jobs.lake import stream_tables as tables
 from jobs.lake.delta.reading import files_with_sizes, rows_by_partition
 from jobs.lake.live import Live
-from jobs.lake.tables import Manifest, TableWriter, note_at
+from jobs.lake.stream_tables import Manifest, TableWriter, note_at
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
 from jobs.streaming import live
-from tests.lake.test_tables import note
+from tests.lake.test_stream_tables import note
 
 SCHEMA = pa.schema(
     [

@@ -12,10 +12,10 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.finality.recompute import read_events
-from jobs.lake import tables
+from jobs.lake import stream_tables as tables
 from jobs.lake.events import Landed
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_at
 from jobs.refusal import Refusal

@@ -16,18 +16,19 @@ from jobs.control.epochs import Receipt
 from jobs.control.events_needed import EVENTS_NEEDED, first_needed_ms, needed_from, said_needed, say_needed
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
-from jobs.finality.accounted import accounted_to
+from jobs.finality.account_inputs import accounted_to
 from jobs.finality.due import PlanInputs, Request, Topic, needed_from_ms, survey
-from jobs.finality.plan_inputs import line_of
 from jobs.finality.planning import outdated
-from jobs.lake import event_hours, tables
+from jobs.finality.tide_line import line_of
+from jobs.lake import event_hours
+from jobs.lake import stream_tables as tables
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.publication import Publication
-from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, last_note
+from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import tide_line
 from jobs.pipelines.layout import HOUR_MS

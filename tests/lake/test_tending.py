@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from jobs.lake import tables
+from jobs.lake import stream_tables as tables
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.delta.log import said_at
 from jobs.lake.delta.reading import files_of
 from jobs.lake.delta.retention import Freed, took_turn
-from jobs.lake.tables import Note, last_note
-from tests.lake.test_tables import WRITE_ID, commit, files_on_disk, note, opened, rows
+from jobs.lake.stream_tables import Note, last_note
+from tests.lake.test_stream_tables import WRITE_ID, commit, files_on_disk, note, opened, rows
 
 # -- Tending --
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.rules import RefusedDefinitionError
-from jobs.pipelines.slices import Slice, runs_of, slice_at, slice_named, slices_between
+from jobs.pipelines.slices import Slice, adjacent_groups, slice_at, slice_named, slices_between
 
 SUM = PIPELINES["rolling_sum"]
 times = st.integers(0, 4_000_000_000_000)
@@ -35,7 +35,7 @@ def test_slices_between_cover_the_interval_and_no_more(from_ms: int, length_ms: 
 @given(st.sets(st.integers(0, 30)))
 def test_runs_are_as_long_as_they_can_be(numbers: set[int]) -> None:
     slices = [Slice(number * 10, number * 10 + 10) for number in numbers]
-    runs = runs_of(slices)
+    runs = adjacent_groups(slices)
     assert [slice_ for run in runs for slice_ in run] == sorted(slices)
     assert all(a.end_ms == b.start_ms for run in runs for a, b in itertools.pairwise(run))
     assert all(a[-1].end_ms < b[0].start_ms for a, b in itertools.pairwise(runs))

@@ -17,7 +17,7 @@ from jobs.settings import Settings
 from tests.finality.accounts import PIPELINE, Made
 from tests.finality.test_account_kept import done, name
 from tideline_airflow.operators import batch
-from tideline_airflow.operators.batch import AccountOperator
+from tideline_airflow.operators.account import AccountOperator
 
 
 def test_the_job_learns_where_its_run_is_read_about(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,5 +95,5 @@ def test_what_the_job_refuses_is_told_by_the_job(made: Made, monkeypatch: pytest
 
 
 def test_a_worker_counts_without_spark() -> None:
-    code = "import sys, jobs.finality.accounted; sys.exit('pyspark' in sys.modules)"
+    code = "import sys, jobs.finality.account_inputs; sys.exit('pyspark' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -36,10 +36,10 @@ from jobs.refusal import Refusal
 from jobs.settings import PROJECT
 from local.platform.ports import free_port
 from tests import processes
-from tideline_airflow import defaults
 from tideline_airflow.notifiers import delivery
 from tideline_airflow.notifiers.delivery import deliver
 from tideline_airflow.notifiers.incident import Event, IncidentNotifier, _sentence
+from tideline_airflow.scheduling import defaults
 from tideline_airflow.triggers import streaming
 from tideline_airflow.triggers.streaming import StreamTrigger
 
@@ -512,7 +512,7 @@ from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 from jobs.control.incidents import Incidents
 from jobs.settings import Settings
-from tideline_airflow.defaults import ALERTS, DEFAULT_ARGS
+from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS
 from tideline_airflow.notifiers.incident import AlreadyTold
 
 class Blocked(AlreadyTold, AirflowFailException):

@@ -11,7 +11,7 @@ from airflow.sdk import DAG
 
 from jobs.pipelines import PIPELINES
 from jobs.settings import PROJECT
-from tideline_airflow.requests import asked
+from tideline_airflow.scheduling.asked_slices import asked
 
 TEXTS = ["2026", "None", "[1]", '{"a":1}', "True", "007", "1_000", "{{ 1 + 1 }}", "'quoted'"]
 SLICE = "20260131T120000Z"

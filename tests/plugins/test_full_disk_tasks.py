@@ -25,10 +25,11 @@ from jobs.finality.run.isolation import ComputeError
 from jobs.lake.delta.reading import files_with_sizes
 from tests.lake.delta.test_freeing import with_replaced_files
 from tests.lake.test_final import plan_of, work_of
-from tests.lake.test_tables import files_on_disk, rows
+from tests.lake.test_stream_tables import files_on_disk, rows
 from tests.small_disk import can_mount, fill, small_disk
 from tideline_airflow.notifiers.incident import Event, IncidentNotifier
-from tideline_airflow.operators.batch import AccountOperator, DriverError, PipelineOperator
+from tideline_airflow.operators.account import AccountOperator
+from tideline_airflow.operators.batch import DriverError, PipelineOperator
 from tideline_airflow.operators.check import CheckOperator
 from tideline_airflow.operators.recompute import AuditOperator, PlanOperator, PublishOperator, RecomputeOperator
 from tideline_airflow.operators.streaming import StreamingJobOperator

@@ -13,7 +13,8 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, over_at, slice_named
 from jobs.refusal import Refusal
-from tideline_airflow.partitions import (
+from tideline_airflow.scheduling.asked_slices import asked
+from tideline_airflow.scheduling.partitions import (
     cron_of,
     key_of,
     seconds_until_over,
@@ -21,7 +22,6 @@ from tideline_airflow.partitions import (
     slices_until_over,
     wait_until_over,
 )
-from tideline_airflow.requests import asked
 
 SUM = PIPELINES["rolling_sum"]
 KEY = "2026-01-31T12:00:00"

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.query.answers import as_text, visible, visible_lines, write_csv, write_json
 from jobs.query.lake import Lake
 from jobs.refusal import Refusal
@@ -178,7 +178,7 @@ def test_a_warm_lake_sees_the_next_commit(words: Table, lake: Lake) -> None:
 def test_a_warm_lake_outlives_merges_and_a_new_table(
     words: Table, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.lake.tables.COMPACT_EVERY_COMMITS", 1)
+    monkeypatch.setattr("jobs.lake.stream_tables.COMPACT_EVERY_COMMITS", 1)
     before = rows(lake, "FROM word_count ORDER BY ALL")
     words.writer.tend()
     assert rows(lake, "FROM word_count ORDER BY ALL") == before

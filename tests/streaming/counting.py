@@ -45,7 +45,7 @@ class Counting(MicroBatches):
             client=nothing,
             cluster_id="c",
             topic_id="t",
-            begins={},
+            reached_before={},
             stage=nothing,
         )
         batches.stop, batches.seen, batches.enough, batches.broken = stop, [], enough, broken

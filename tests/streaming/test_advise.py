@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT

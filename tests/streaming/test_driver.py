@@ -58,7 +58,7 @@ def test_a_query_that_spark_ends_is_told_by_its_error_class(
 ) -> None:
     stop = threading.Event()
     batches = Counting.new(stop, tmp_path / "broken")
-    with pytest.raises(driver.StreamFailedError, match=r"^stream 'broken' failed: .*DIVIDE_BY_ZERO"):
+    with pytest.raises(driver.QueryFailedError, match=r"^stream 'broken' failed: .*DIVIDE_BY_ZERO"):
         run([busy(stop, "sound", enough=ENDLESS), (broken_query(spark, tmp_path / "broken"), batches)], lease, stop)
 
 

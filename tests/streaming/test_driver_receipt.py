@@ -79,7 +79,7 @@ def cause_told(settings: Settings, control: Control, error: BaseException) -> st
     [
         (Refusal("no topic clicks: run the DAG provision_topics"), "no topic clicks: run the DAG provision_topics"),
         (LeaseLostError("epoch 1 was overtaken"), "epoch 1 was overtaken"),
-        (driver.StreamFailedError("stream 'a' failed: [X] y"), "stream 'a' failed: [X] y"),
+        (driver.QueryFailedError("stream 'a' failed: [X] y"), "stream 'a' failed: [X] y"),
         (ValueError("batch 2\n is\n\nbroken"), "ValueError: batch 2 is broken"),
         (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),

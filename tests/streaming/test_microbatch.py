@@ -22,9 +22,9 @@ from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease, LeaseLostError
 from jobs.control.room import Room
 from jobs.failpoints import FailPoint
-from jobs.lake import tables
+from jobs.lake import stream_tables as tables
 from jobs.lake.delta.reading import rows_by_partition
-from jobs.lake.tables import TableWriter, last_note
+from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.streaming import microbatch
 from jobs.streaming.microbatch import Batch, ClosedError, MicroBatches
 from tests.control import test_checkpoint
@@ -72,7 +72,7 @@ class Scene:
             client=NO_CLIENT,
             cluster_id="c1",
             topic_id="t1",
-            begins={},
+            reached_before={},
             stage=self._stage,
             announce=self._announce,
             while_kafka_answers=lambda: self.reach("topic"),

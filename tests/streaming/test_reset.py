@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jobs.broker.kafka import TopicState
 from jobs.control.checkpoint import Checkpoint
-from jobs.lake.tables import Note, Ranges
+from jobs.lake.stream_tables import Note, Ranges
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
 from jobs.refusal import Refusal
 from jobs.streaming.reset import _landed, _queries, _state_of

@@ -8,9 +8,9 @@ import pytest
 
 from jobs.broker.kafka import TopicState
 from jobs.control.checkpoint import Checkpoint, Offsets
-from jobs.lake.tables import Note, Ranges
+from jobs.lake.stream_tables import Note, Ranges
 from jobs.refusal import Refusal
-from jobs.streaming.start import EARLIEST, Progress, Start, check_start
+from jobs.streaming.start import EARLIEST, CheckpointProgress, Start, check_start
 from tests.control import test_checkpoint
 
 # The offsets at which batches 0, 1, 2 … end; the stream began at offset 10 of partition 0.
@@ -20,12 +20,12 @@ CONF = {"spark.sql.shuffle.partitions": "2", "spark.sql.streaming.stateStore.pro
 TOPIC = TopicState(cluster_id="c1", topic_id="t1", partitions=2, earliest={0: 10, 1: 0}, latest={0: 900, 1: 900})
 
 
-def progress(planned: int | None, committed: int | None) -> Progress:
+def progress(planned: int | None, committed: int | None) -> CheckpointProgress:
     """The progress of a checkpoint that was never tampered with."""
     if planned is None:
-        return Progress(write_id="w1")
+        return CheckpointProgress(write_id="w1")
     starts = ENDS[planned - 1] if planned else BEGIN
-    return Progress(
+    return CheckpointProgress(
         write_id="w1",
         planned=planned,
         committed=committed,
@@ -52,7 +52,7 @@ def reset_note(write_id: str = "w0", start: Offsets = BEGIN) -> Note:
 
 
 def refusal(
-    found: Progress | None, landed: Note | None, topics: dict[str, TopicState] | None = None, **more: Any
+    found: CheckpointProgress | None, landed: Note | None, topics: dict[str, TopicState] | None = None, **more: Any
 ) -> str | None:
     try:
         check_start("ingest", found, landed, {"numbers": TOPIC} if topics is None else topics, **more)
@@ -120,7 +120,9 @@ def test_every_pair_of_a_checkpoint_and_a_table(
         (replace(progress(3, 3), ends={3: {"clicks": ENDS[3]["numbers"]}}), note(3), "restore both from the same"),
     ],
 )
-def test_two_stories_are_refused_with_the_reason(found: Progress | None, said: Note | None, reason: str) -> None:
+def test_two_stories_are_refused_with_the_reason(
+    found: CheckpointProgress | None, said: Note | None, reason: str
+) -> None:
     assert reason in (refusal(found, said) or "")
 
 
@@ -242,7 +244,7 @@ STOPPED, CRASHED = (progress(3, 3), note(3)), (progress(3, 2), note(2))
     ],
 )
 def test_a_topic_that_changed_is_refused(
-    story: tuple[Progress, Note | None], topic: dict[str, object], reason: str
+    story: tuple[CheckpointProgress, Note | None], topic: dict[str, object], reason: str
 ) -> None:
     assert reason in (refusal(*story, {"numbers": replace(TOPIC, **topic)}) or "")
 
@@ -272,12 +274,14 @@ def test_a_topic_that_changed_is_refused(
         "re-created before anything was landed: nothing can be mixed",
     ],
 )
-def test_a_topic_that_only_went_on_is_accepted(story: tuple[Progress, Note | None], topic: dict[str, object]) -> None:
+def test_a_topic_that_only_went_on_is_accepted(
+    story: tuple[CheckpointProgress, Note | None], topic: dict[str, object]
+) -> None:
     assert refusal(*story, {"numbers": replace(TOPIC, **topic)}) is None
 
 
 @pytest.mark.parametrize("story", [STOPPED, (progress(0, None), None)])
-def test_a_topic_that_is_gone_is_refused(story: tuple[Progress, Note | None]) -> None:
+def test_a_topic_that_is_gone_is_refused(story: tuple[CheckpointProgress, Note | None]) -> None:
     assert "topic 'numbers' is gone" in (refusal(*story, {}) or "")
 
 
@@ -287,8 +291,8 @@ path = test_checkpoint.path
 def test_progress_is_read_from_the_checkpoint(path: Path) -> None:
     checkpoint = Checkpoint(path)
     planned, committed = ({0: 5400, 1: 6700, 2: 9}, {0: 5300, 1: 6600, 2: 7})
-    found = Progress.read(checkpoint)
-    assert found == Progress(
+    found = CheckpointProgress.read(checkpoint)
+    assert found == CheckpointProgress(
         write_id=test_checkpoint.QUERY_ID,
         planned=2,
         committed=1,
@@ -299,7 +303,7 @@ def test_progress_is_read_from_the_checkpoint(path: Path) -> None:
         conf=test_checkpoint.CONF,
     )
     test_checkpoint.commit(path, 2)
-    found = Progress.read(checkpoint)
+    found = CheckpointProgress.read(checkpoint)
     assert found is not None
     assert (found.resume, found.ends) == ({"numbers": planned}, {2: {"numbers": planned}})
 
@@ -307,7 +311,7 @@ def test_progress_is_read_from_the_checkpoint(path: Path) -> None:
 def test_progress_of_the_first_batch_goes_on_where_the_query_began(path: Path) -> None:
     for name in ("offsets/1", "offsets/2", "commits/0", "commits/1"):
         (path / name).unlink()
-    found = Progress.read(Checkpoint(path))
+    found = CheckpointProgress.read(Checkpoint(path))
     assert found is not None
     assert (found.planned, found.committed, found.resume) == (0, None, {"numbers": {0: 10, 1: 0}})
 
@@ -315,14 +319,14 @@ def test_progress_of_the_first_batch_goes_on_where_the_query_began(path: Path) -
 def test_a_checkpoint_that_has_only_looked_at_its_topic_says_where_it_begins(path: Path) -> None:
     for name in ("offsets/0", "offsets/1", "offsets/2", "commits/0", "commits/1"):
         (path / name).unlink()
-    found = Progress.read(Checkpoint(path))
-    assert found == Progress(write_id=test_checkpoint.QUERY_ID, first={"numbers": {0: 10, 1: 0}})
+    found = CheckpointProgress.read(Checkpoint(path))
+    assert found == CheckpointProgress(write_id=test_checkpoint.QUERY_ID, first={"numbers": {0: 10, 1: 0}})
     (path / "sources" / "0" / "0").unlink()
-    assert Progress.read(Checkpoint(path)) == Progress(write_id=test_checkpoint.QUERY_ID)
+    assert CheckpointProgress.read(Checkpoint(path)) == CheckpointProgress(write_id=test_checkpoint.QUERY_ID)
 
 
 def test_no_progress_without_a_checkpoint_and_a_refusal_with_a_damaged_one(path: Path, tmp_path: Path) -> None:
-    assert Progress.read(Checkpoint(tmp_path / "none")) is None
+    assert CheckpointProgress.read(Checkpoint(tmp_path / "none")) is None
     (path / "metadata").unlink()
     with pytest.raises(Refusal, match="metadata is damaged"):
-        Progress.read(Checkpoint(path))
+        CheckpointProgress.read(Checkpoint(path))

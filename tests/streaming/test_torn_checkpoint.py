@@ -6,11 +6,11 @@ import pytest
 
 from jobs.control.checkpoint import Checkpoint
 from jobs.refusal import Refusal
-from jobs.streaming.start import Progress
+from jobs.streaming.start import CheckpointProgress
 from jobs.streaming.torn_checkpoint import Keeper, mend
 from tests.control import test_checkpoint as checkpoints
 from tests.judges.power_cut import watched
-from tests.lake.test_tables import note
+from tests.lake.test_stream_tables import note
 
 path = checkpoints.path
 TORN = {"empty": "", "half": "v1\n", "zeros": "\0" * 40}
@@ -29,7 +29,7 @@ def tear(file: Path, content: str) -> None:
 def test_a_torn_plan_is_made_anew_if_the_table_has_nothing_of_it(path: Path, content: str) -> None:
     tear(path / "offsets" / "2", content)
     mend(Checkpoint(path), note(1))
-    progress = Progress.read(Checkpoint(path))
+    progress = CheckpointProgress.read(Checkpoint(path))
     assert progress is not None
     assert (progress.planned, progress.committed) == (1, 1)
     (aside,) = (path / "_aside").iterdir()
@@ -41,7 +41,7 @@ def test_a_torn_commit_lets_the_batch_be_run_again(path: Path, content: str) -> 
     checkpoints.commit(path, 2)
     tear(path / "commits" / "2", content)
     mend(Checkpoint(path), note(2))
-    progress = Progress.read(Checkpoint(path))
+    progress = CheckpointProgress.read(Checkpoint(path))
     assert progress is not None
     assert (progress.planned, progress.committed) == (2, 1)
 
@@ -50,7 +50,7 @@ def test_a_plan_that_the_table_relies_on_is_refused(path: Path) -> None:
     tear(path / "offsets" / "2", "")
     mend(Checkpoint(path, "`tideline reset rolling_sum`"), note(2))
     with pytest.raises(Refusal, match=r"offsets/2 is damaged .*begin a new checkpoint with `tideline reset"):
-        Progress.read(Checkpoint(path, "`tideline reset rolling_sum`"))
+        CheckpointProgress.read(Checkpoint(path, "`tideline reset rolling_sum`"))
 
 
 @pytest.mark.parametrize("file", ["offsets/1", "commits/0", "metadata"])
@@ -58,7 +58,7 @@ def test_older_damage_is_refused(path: Path, file: str) -> None:
     tear(path / file, "")
     mend(Checkpoint(path), note(1))
     with pytest.raises(Refusal, match="is damaged"):
-        Progress.read(Checkpoint(path))
+        CheckpointProgress.read(Checkpoint(path))
 
 
 def test_what_is_whole_is_left_alone(path: Path) -> None:

@@ -12,8 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
+from jobs.broker.streams import arrow_schema
+from jobs.lake.columns import live_schema
 from jobs.pipelines import PIPELINES
-from jobs.streaming.live import counted
+from jobs.pipelines.pipeline import Pipeline
+from jobs.streaming.live import events_that_count
 from jobs.transforms.aggregate import aggregate
 from tests.judges import oracle
 from tests.judges.oracle import Record
@@ -64,7 +67,7 @@ def newest_rows(spark: SparkSession, pipeline: str, batches: list[list[Record]],
             found[start, row[definition.keys[0]]] = {m.name: row[m.name] for m in definition.measures}
 
     query = (
-        aggregate(counted(stream, definition), definition)
+        aggregate(events_that_count(stream, definition), definition)
         .writeStream.outputMode("update")
         .option("checkpointLocation", str(folder / "checkpoint"))
         .foreachBatch(keep)
@@ -90,3 +93,14 @@ def test_newest_rows_equal_the_oracle(spark: SparkSession, pipeline: str) -> Non
         assert found == oracle.aggregate(pipeline, [event for event in events if event])
 
     judge()
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=lambda pipeline: pipeline.name)
+def test_the_live_table_has_the_columns_of_the_windows(spark: SparkSession, pipeline: Pipeline) -> None:
+    records = spark.createDataFrame([], SCHEMA)
+    windows = arrow_schema(aggregate(events_that_count(records, pipeline), pipeline))
+    table = live_schema(pipeline)
+    assert [(field.name, field.type) for field in windows] == [(field.name, field.type) for field in table][
+        : len(windows)
+    ]
+    assert table.names[len(windows) :] == ["epoch", "batch", "as_of", "fingerprint", "offsets", "watermark"]

@@ -20,7 +20,7 @@ from jobs.upkeep import old_files as upkeep
 from jobs.upkeep.old_files import look_after
 from tests.lake.delta.test_freeing import with_replaced_files
 from tests.lake.test_final import plan_of, work_of
-from tests.lake.test_tables import rows
+from tests.lake.test_stream_tables import rows
 
 SUM = PIPELINES["rolling_sum"]
 DAYS = 24 * 3600.0

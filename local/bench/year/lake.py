@@ -14,17 +14,16 @@ import pyarrow as pa
 from jobs.broker.kafka import TopicState
 from jobs.control.events_needed import first_needed_ms, needed_from, say_needed
 from jobs.control.incidents import Incidents
-from jobs.finality.accounted import accounts_kept_from
+from jobs.finality.account_inputs import accounts_kept_from
 from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
-from jobs.lake.columns import columns_of, schema_of
-from jobs.lake.drift import BALANCE_SCHEMA, drift_schema
+from jobs.lake.accounts import BALANCE_SCHEMA, drift_schema
+from jobs.lake.columns import columns_of, live_schema, schema_of
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.ledger import LateCountPosition
-from jobs.lake.live import live_schema
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
-from jobs.lake.tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
 from jobs.pipelines.pipeline import Pipeline

@@ -33,7 +33,7 @@ def measure(kind: str, pipeline: Pipeline, now_ms: int) -> dict[str, float]:
 
         def plan() -> object:
             lake = PipelineLake(settings.lake_root, pipeline)
-            return planning.Planner(lake=lake, client=client, clock=lambda: now_ms).look().plan.work
+            return planning.Planner(lake=lake, client=client, clock=lambda: now_ms).preview().plan.work
 
         if kind == PLAN:
             return _timed(plan)

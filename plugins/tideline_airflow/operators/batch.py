@@ -17,7 +17,6 @@ from jobs.control.room import Room
 from jobs.finality.run.tries import TASK_VARIABLE, process_words
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
-from jobs.refusal import Refusal
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.operators.submission import APPLICATION, submission
@@ -34,8 +33,6 @@ _REFUSAL = "tideline: "
 logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 # Java prints this at every start of Spark.
 _NOISE = ("WARNING: Using incubator modules: jdk.incubator.vector",)
-# Where processors are short, an account gives way to streams and publishes, and still comes to its end.
-_ACCOUNT_NICE = 5
 _KEPT_LINES = 30
 _END_SECONDS = 4.0
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ")
@@ -156,25 +153,3 @@ class BatchJobOperator(PipelineOperator):
             process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-class AccountOperator(BatchJobOperator):
-    """Explains the differences between live and final rows, for slices that became final."""
-
-    def execute(self, context: Context) -> None:
-        """Run one Spark job for all slices that have no account yet."""
-        run_id, link = context["dag_run"].run_id, context["ti"].log_url
-        words = ("account", self.pipeline, "--run", run_id, "--link", link)
-        self.submit(*words, events=self._events(), nice=_ACCOUNT_NICE)
-
-    def _events(self) -> int | None:
-        """How many events fall into windows of the slices without an account; None if the job will refuse."""
-        from jobs.finality.accounted import events_due
-
-        window = self.definition.window
-        try:
-            events = events_due(self.lake())
-        except Refusal:
-            # The job refuses for the same reason, and the task fails with its message.
-            return None
-        return events * -(-window.size_ms // window.slide_ms)

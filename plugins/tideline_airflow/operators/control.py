@@ -14,7 +14,7 @@ from jobs.times import parse_time
 from tideline_airflow.hooks.airflow import AirflowHook
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
-from tideline_airflow.tables import as_text
+from tideline_airflow.log_tables import as_text
 
 if TYPE_CHECKING:
     from jobs.streaming.fleet import Fleet, StreamState

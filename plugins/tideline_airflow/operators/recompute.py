@@ -15,11 +15,11 @@ from jobs.pipelines.slices import Slice, slice_named
 from jobs.refusal import Refusal
 from tideline_airflow.links import DataDocsLink, SlicesLink
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
+from tideline_airflow.log_tables import as_text
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.batch import BatchJobOperator, DriverError, PipelineOperator
-from tideline_airflow.partitions import asset_of, key_of, wait_until_over
-from tideline_airflow.requests import Asked, asked
-from tideline_airflow.tables import as_text
+from tideline_airflow.scheduling.asked_slices import Asked, asked
+from tideline_airflow.scheduling.partitions import asset_of, key_of, wait_until_over
 
 if TYPE_CHECKING:
     from jobs.finality.planning import Planned
@@ -73,9 +73,9 @@ class PlanOperator(PipelineOperator):
             if ask.outdated and request:
                 request = Request(slices=planning.outdated(self.lake()), reason=request.reason)
             if ask.dry_run:
-                return planner.look(request)
+                return planner.preview(request)
             planner.await_ingest(run_id, request)
-            return planner.make(run_id, request)
+            return planner.plan(run_id, request)
 
     def _taken(self, run_id: str) -> list[Slice]:
         """The slices of an earlier try of this run, from the ledger."""

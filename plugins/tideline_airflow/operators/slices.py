@@ -145,7 +145,7 @@ class RollBackOperator(PublishOperator):
 
     def _roll_back(self, context: Context) -> list[str]:
         from jobs.finality import rollback
-        from tideline_airflow.partitions import asset_of, key_of
+        from tideline_airflow.scheduling.partitions import asset_of, key_of
 
         reason = (self.reason or "").strip()
         if not reason:

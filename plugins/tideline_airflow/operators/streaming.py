@@ -29,7 +29,7 @@ from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.submission import APPLICATION, submission
-from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop
+from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop_once
 
 _KEPT_LOGS = 20
 
@@ -114,7 +114,7 @@ class StreamingJobOperator(BaseOperator):
             killed = Receipt(time=time.time(), clean=True, cause="the task was ended before it had started a driver")
             self._control().end(self._launched, killed)
         elif self._launched is not None:
-            ask_to_stop(self._control(), self._launched)
+            ask_to_stop_once(self._control(), self._launched)
 
     def _control(self) -> Control:
         return Control.of(Settings.from_env().lake_root, self.job)

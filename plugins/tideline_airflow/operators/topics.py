@@ -9,7 +9,7 @@ from jobs import pipelines
 from jobs.refusal import Refusal
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
-from tideline_airflow.tables import as_text
+from tideline_airflow.log_tables import as_text
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient

@@ -58,7 +58,7 @@ class StreamTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Ask the driver to end after its micro-batch. Called when a person ended or cleared the task."""
         if self.epoch is not None:
-            await asyncio.to_thread(ask_to_stop, self._control(), self.epoch)
+            await asyncio.to_thread(ask_to_stop_once, self._control(), self.epoch)
             self.log.info("asked the driver of epoch %d to stop after its micro-batch", self.epoch)
 
     def _have_told(self) -> None:
@@ -124,7 +124,7 @@ class StreamTrigger(BaseTrigger):
                     incidents.close(key, f"epoch {epoch.number} runs well")
 
 
-def ask_to_stop(control: Control, epoch: int) -> None:
+def ask_to_stop_once(control: Control, epoch: int) -> None:
     """Ask the driver to stop, because a person ended its task; an earlier request stands."""
     if control.stop_of(epoch) is None:
         control.ask_to_stop(epoch, Stop(time=time.time(), by="Airflow: its task was ended or cleared"))

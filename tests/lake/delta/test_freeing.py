@@ -13,9 +13,9 @@ from jobs.lake.delta import fenced, freeing
 from jobs.lake.delta.fenced import opened
 from jobs.lake.delta.freeing import free_tables, make_room
 from jobs.lake.delta.log import entry_of
-from jobs.lake.tables import TableWriter
+from jobs.lake.stream_tables import TableWriter
 from tests.lake.delta.test_retention import age, kept_for
-from tests.lake.test_tables import SCHEMA, commit, files_on_disk, note, rows, stage
+from tests.lake.test_stream_tables import SCHEMA, commit, files_on_disk, note, rows, stage
 
 AT_ONCE = "interval 0 seconds"
 

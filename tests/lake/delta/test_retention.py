@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from jobs.lake import tables
+from jobs.lake import stream_tables as tables
 from jobs.lake.delta import fenced, retention
 from jobs.lake.delta.fenced import OvertakenError, opened
 from jobs.lake.delta.reading import files_of, files_with_sizes
 from jobs.lake.ledger import Ledger
-from jobs.lake.tables import Manifest, TableWriter
+from jobs.lake.stream_tables import Manifest, TableWriter
 from jobs.pipelines import PIPELINES
-from tests.lake.test_tables import SCHEMA, commit, files_on_disk, note, rows, stage
+from tests.lake.test_stream_tables import SCHEMA, commit, files_on_disk, note, rows, stage
 
 HOURS = 3600.0
 SUM = PIPELINES["rolling_sum"]

@@ -17,10 +17,10 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.lake import tables
+from jobs.lake import stream_tables as tables
 from jobs.lake.delta.reading import files_of
-from jobs.lake.tables import Manifest, TableWriter
-from tests.lake.test_tables import commit, note, opened
+from jobs.lake.stream_tables import Manifest, TableWriter
+from tests.lake.test_stream_tables import commit, note, opened
 
 # -- Statistics: readers pass over files by them, so a wrong one loses rows --
 

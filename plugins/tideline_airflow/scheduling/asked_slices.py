@@ -9,7 +9,7 @@ from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.refusal import Refusal
 from jobs.times import parse_time
-from tideline_airflow.partitions import slice_of
+from tideline_airflow.scheduling.partitions import slice_of
 
 
 class Run(Protocol):

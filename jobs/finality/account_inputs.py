@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from jobs.finality.plan_inputs import line_of, whole_from_ms
-from jobs.lake.drift import Accounts
+from jobs.finality.tide_line import line_of, whole_from_ms
+from jobs.lake.accounts import Accounts
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition
@@ -28,7 +28,7 @@ MAX_SLICES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class AccountProgress:
     """Every slice published before ``seen_ms`` has its account, and so has every slice up to ``to_ms``.
 
     Up to ``to_ms`` there is also no gap: all slices are final.
@@ -123,7 +123,7 @@ class Seen:
 def see(lake: PipelineLake, final: FinalTable, accounts: Accounts | None) -> Seen:
     """Read the tables, for the days that have live rows or a slice published since the last account."""
     live, ledger = lake.live(), lake.ledger()
-    progress, kept_from, there = Progress.read(lake), accounts_kept_from(final), final.days()
+    progress, kept_from, there = AccountProgress.read(lake), accounts_kept_from(final), final.days()
     changed = final.days_changed_since(progress.seen_ms if progress else 0)
     days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
     return Seen(

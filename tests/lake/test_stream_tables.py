@@ -17,10 +17,10 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from jobs.lake import tables
+from jobs.lake import stream_tables as tables
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.delta.reading import files_of, rows_by_partition
-from jobs.lake.tables import Manifest, Note, Ranges, TableWriter, TornStageError, last_note
+from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter, TornStageError, last_note
 from jobs.refusal import Refusal
 from tests import processes
 

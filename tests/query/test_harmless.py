@@ -6,8 +6,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from jobs.query.harmless import CATALOG, ROWS_FROM, TELLING, require_harmless
 from jobs.query.lake import Lake
-from jobs.query.names import CATALOG, ROWS_FROM, TELLING, require_harmless
 from jobs.refusal import Refusal
 
 LISTED = Path(__file__).with_name("duckdb_functions.txt")

@@ -1,6 +1,6 @@
 """Refuses queries that would reveal the machine, its files, its users or the database's settings.
 
-tests/query/test_query_names.py applies the rule to every function and view of DuckDB, and fails when DuckDB adds one.
+tests/query/test_harmless.py applies the rule to every function and view of DuckDB, and fails when DuckDB adds one.
 """
 
 import duckdb
