@@ -199,7 +199,7 @@ def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Rep
         cases = {}
         for where in (OTHER_HOURS, SAME_HOUR):
             for multiple in sizes.multiples:
-                report(f"history: making up a lake with {multiple} × in {where}")
+                report(f"history: making up a lake with {multiple} × the events in {where}")
                 name = f"{where.replace(' ', '-')}-{multiple}"
                 lake = replace(place, settings=replace(settings, lake_root=place.settings.lake_root / name))
                 events = _make_history(lake, schema, sizes, where, multiple, slice_)

@@ -111,7 +111,7 @@ def disk_of(folder: Path, quota_mb: int | None) -> Iterator[None]:
         yield
         return
     if os.geteuid():
-        raise Refusal("--quota mounts a small file system, which only root may do: leave it out, or be root")
+        raise Refusal("--quota mounts a small file system, which only root may do: leave it out, or run as root")
     folder.mkdir(parents=True)
     _run("mount", "-t", "tmpfs", "-o", f"size={quota_mb * 1_000_000}", "tideline-soak", str(folder))
     try:
