@@ -14,7 +14,7 @@
 **Triage.**
 - Freshness: does the stream run? `tideline streams status`.
 - A check on a column: the live rows are wrong now. The audit keeps such rows from becoming final.
-- *checksum*: something other than this platform changed files of `final`. Restate these slices.
+- *checksum*: something other than this platform changed files of the final table. Restate these slices.
 - The task is tried again: the check itself could not run. The data may be good or bad.
 """
 
@@ -24,20 +24,16 @@ from airflow.sdk import DAG
 
 from jobs.pipelines import PIPELINES
 from tideline_airflow.operators.check import CheckOperator
-from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG, deadline
+from tideline_airflow.scheduling.defaults import TAG, scheduled
 
 for pipeline in PIPELINES.values():
     with DAG(
         dag_id=pipeline.check_job,
         description=f"Checks what {pipeline.name} serves: windows, freshness, checksums.",
         doc_md=__doc__,
-        default_args=DEFAULT_ARGS,
         tags=[TAG, "quality"],
         schedule=timedelta(minutes=10),
-        catchup=False,
-        max_active_runs=1,
         is_paused_upon_creation=True,
-        deadline=deadline(30),
-        **ALERTS,
+        **scheduled(deadline_minutes=30),
     ):
         CheckOperator(task_id="check", pipeline=pipeline.name)

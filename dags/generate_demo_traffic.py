@@ -1,4 +1,4 @@
-"""Writes records into source topics, shaped like real traffic.
+"""Writes made-up records, which resemble real traffic, into source topics.
 
 There are series of numbers, lines of text, clicks, orders and their payments, device readings. You set the shares of
 late, duplicate and corrupt records, and see how the platform handles them.
@@ -21,43 +21,36 @@ from airflow.sdk import DAG, Param
 
 from jobs.pipelines import SOURCES
 from tideline_airflow.operators.traffic import GenerateTrafficOperator
-from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
+from tideline_airflow.scheduling.defaults import DAG_ARGS, TAG
+from tideline_airflow.scheduling.params import several_of, share, values_of
 
 PARAMS = {
-    "sources": Param(
+    "sources": several_of(
+        SOURCES,
         ["numbers", "lines"],
-        type="array",
         title="Sources",
-        description="Which topics to write to, all at once.",
-        items={"type": "string", "enum": list(SOURCES)},
-        examples=list(SOURCES),
+        description="The topics to write to. All are written at the same time.",
         minItems=1,
-        uniqueItems=True,
     ),
     "rate": Param(
-        200, type="integer", title="Rate", description="Records per second and source.", minimum=1, maximum=100_000
+        200, type="integer", title="Rate", description="Records per second for each source.", minimum=1, maximum=100_000
     ),
     "seconds": Param(
-        300, type="integer", title="Seconds", description="How long to keep on.", minimum=1, maximum=86_400
+        300, type="integer", title="Seconds", description="How long to send records.", minimum=1, maximum=86_400
     ),
-    "late": Param(0.01, type="number", title="Late", description="Share that arrives late.", minimum=0, maximum=1),
-    "duplicate": Param(
-        0.01, type="number", title="Duplicate", description="Share that is sent twice.", minimum=0, maximum=1
-    ),
-    "corrupt": Param(
-        0.001, type="number", title="Corrupt", description="Share that cannot be parsed.", minimum=0, maximum=1
-    ),
+    "late": share(0.01, title="Late", description="The share of records that arrive late, such as 0.01."),
+    "duplicate": share(0.01, title="Duplicate", description="The share of records that are sent twice."),
+    "corrupt": share(0.001, title="Corrupt", description="The share of records that cannot be parsed."),
     "seed": Param(1, type="integer", title="Seed", description="The same seed gives the same records.", minimum=0),
 }
 
 with DAG(
     dag_id="generate_demo_traffic",
-    description="Write demo records into source topics.",
+    description="Writes made-up records into source topics.",
     doc_md=__doc__,
-    default_args=DEFAULT_ARGS,
     tags=[TAG, "demo"],
     schedule=None,
     params=PARAMS,
-    **ALERTS,
+    **DAG_ARGS,
 ) as dag:
-    GenerateTrafficOperator(task_id="generate", retries=0, **{name: dag.param(name) for name in PARAMS})
+    GenerateTrafficOperator(task_id="generate", retries=0, **values_of(dag))

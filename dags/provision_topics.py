@@ -23,16 +23,15 @@ these steps. If one step is refused, no step is taken.
 from airflow.sdk import DAG
 
 from tideline_airflow.operators.topics import ApplyTopicsOperator, PlanTopicsOperator
-from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
+from tideline_airflow.scheduling.defaults import DAG_ARGS, TAG
 
 with DAG(
     dag_id="provision_topics",
-    description="Plan, then create, grow and align the Kafka topics.",
+    description="Creates, grows and aligns the Kafka topics, after showing the plan.",
     doc_md=__doc__,
-    default_args=DEFAULT_ARGS,
     tags=[TAG, "kafka"],
     schedule=None,
     max_active_runs=1,
-    **ALERTS,
+    **DAG_ARGS,
 ):
     PlanTopicsOperator(task_id="plan") >> ApplyTopicsOperator(task_id="apply")

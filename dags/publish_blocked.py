@@ -11,45 +11,42 @@ task's own page. `publish` publishes exactly the rows that were audited. The led
 
 **Triage.**
 - *is not blocked*: the slice was restated meanwhile, or the name belongs to another slice.
-- *was computed again since it was shown*: look at the new verdict first.
+- *was computed again since it was shown*: trigger this DAG again, and read the new failed checks first.
 """
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, Param
 
-from jobs.pipelines import PIPELINES
 from tideline_airflow.operators.slices import PublishBlockedOperator, ShowBlockedOperator
-from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
+from tideline_airflow.scheduling.defaults import DAG_ARGS, TAG
+from tideline_airflow.scheduling.params import slice_of_pipeline
 
-PARAMS = {
-    "pipeline": Param(next(iter(PIPELINES)), type="string", title="Pipeline", enum=list(PIPELINES)),
-    "slice": Param(
-        "20260131T120000Z",
-        type="string",
-        title="Slice",
-        description="Its name is its start.",
-        pattern=r"^\d{8}T\d{6}Z$",
-    ),
-}
+PARAMS = slice_of_pipeline()
 _SLICE = {name: f"{{{{ params.{name} }}}}" for name in PARAMS}
 
 with DAG(
     dag_id="publish_blocked",
-    description="Publish a slice that its checks have blocked, after approval.",
+    description="Publishes a blocked slice after a person has approved it.",
     doc_md=__doc__,
-    default_args=DEFAULT_ARGS,
     tags=[TAG, "recompute"],
     schedule=None,
     is_paused_upon_creation=False,
     params=PARAMS,
-    **ALERTS,
+    **DAG_ARGS,
 ):
     show = ShowBlockedOperator(task_id="show", retries=0, **_SLICE)
     approve = ApprovalOperator(
         task_id="approve",
         subject="Publish slice {{ params.slice }} of {{ params.pipeline }} although its checks failed?",
         body="{{ ti.xcom_pull('show')['body'] }}",
-        params={"reason": Param("", type="string", title="Reason", description="Why; the ledger keeps it.")},
+        params={
+            "reason": Param(
+                "",
+                type="string",
+                title="Reason",
+                description="Why you publish the slice although its checks failed. The ledger records the reason.",
+            )
+        },
     )
     publish = PublishBlockedOperator(
         task_id="publish",

@@ -3,14 +3,15 @@
 A slice is an interval of event time. It is due when it is over and nothing more can come in time. The run computes its
 windows from all landed events, while the stream may have missed late ones.
 
-- `plan` takes all slices that are due, also those that earlier runs missed or failed. So a run after a weekend without
-  Airflow fills the whole gap.
+- `plan` takes all slices that are due, also those that earlier runs missed or did not make final. So a run after a
+  weekend without Airflow fills the whole gap.
 - `recompute` computes their windows in one Spark job.
 - `audit` judges the staged rows with the pipeline's checks.
-- `publish` puts the rows of the slices that passed in the place of the live rows. Slices that touch go in one commit.
+- `publish` replaces live rows by the rows of the slices that passed. Adjacent slices are published in one commit.
 - `all_final` succeeds if no planned slice is left.
 
-**On.** Unpause the DAG. There is a run for each slice; its partition is the slice that is over by then.
+**On.** Unpause the DAG. There is one run for each slice. It begins when the slice is over, and the slice is its
+partition.
 
 **Restate.** There are three ways. Each takes exactly the slices that were asked for, and gives them a new version,
 whatever their state.
@@ -20,13 +21,14 @@ whatever their state.
 - Trigger a run with the form below.
 
 **Params** (of runs that are triggered by hand). `from` and `to`: an interval of event time; without both, the run takes
-the slices that are due. `dry_run`: only show the plan; it is on unless you switch it off. `reason`: why; the ledger
-keeps it. `outdated`: instead of an interval, all slices that an older definition has made.
+the slices that are due. `dry_run`: only show the plan; it is on unless you switch it off. `reason`: why you restate the
+slices; the ledger records it. `outdated`: instead of an interval, all slices that were computed with an older
+definition.
 
 **Connections.** `spark_default` says where Spark runs (client mode), `tideline_kafka` how Kafka is reached.
 
-**Example.** Trigger it with `from` and `to`, look at the plan in the run's note, again with `dry_run` off and a reason.
-By hand: `tideline plan rolling_sum`, `tideline restate rolling_sum --from T --to T --reason R --apply`.
+**Example.** Trigger it with `from` and `to`, and read the plan in the run's note. Trigger it again with `dry_run` off
+and a reason. By hand: `tideline plan rolling_sum`, `tideline restate rolling_sum --from T --to T --reason R --apply`.
 
 **Recovery.** Nothing needs to be done: the next run takes the slices that this run left. Until then readers keep the
 rows that they had.
@@ -46,16 +48,22 @@ from airflow.sdk import DAG, Param
 
 from jobs.pipelines import PIPELINES
 from tideline_airflow.operators.recompute import AuditOperator, PlanOperator, PublishOperator, RecomputeOperator
-from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, IN_RECOMPUTE_POOL, TAG, deadline
+from tideline_airflow.scheduling.defaults import IN_RECOMPUTE_POOL, TAG, scheduled
+from tideline_airflow.scheduling.params import reason
 from tideline_airflow.scheduling.partitions import asset_of, timetable_of
 
 _TIME = {"type": ["null", "string"], "format": "date-time"}
 PARAMS = {
     "from": Param(None, title="From", description="Event time at which the first slice begins.", **_TIME),
     "to": Param(None, title="To", description="Event time at which the last slice ends.", **_TIME),
-    "outdated": Param(False, type="boolean", title="Outdated", description="All slices of an older definition."),
-    "dry_run": Param(True, type="boolean", title="Dry run", description="Only show the plan, change nothing."),
-    "reason": Param(None, type=["null", "string"], title="Reason", description="Why; needed to restate."),
+    "outdated": Param(
+        False,
+        type="boolean",
+        title="Outdated",
+        description="Instead of an interval: all slices that were computed with an older definition.",
+    ),
+    "dry_run": Param(True, type="boolean", title="Dry run", description="Only show the plan, and change nothing."),
+    "reason": reason(),
 }
 
 for pipeline in PIPELINES.values():
@@ -63,15 +71,11 @@ for pipeline in PIPELINES.values():
         dag_id=pipeline.recompute_job,
         description=f"Makes slices of {pipeline.name} final: plan, recompute, audit, publish.",
         doc_md=__doc__,
-        default_args=DEFAULT_ARGS,
         tags=[TAG, "recompute"],
         schedule=timetable_of(pipeline),
-        catchup=False,
-        max_active_runs=1,
         is_paused_upon_creation=True,
         params=PARAMS,
-        deadline=deadline(30),
-        **ALERTS,
+        **scheduled(deadline_minutes=30),
     ):
         # The plan waits for a slot itself. A plan made earlier would miss slices that are over by then.
         plan = PlanOperator(task_id="plan", pipeline=pipeline.name, **IN_RECOMPUTE_POOL)

@@ -1,7 +1,7 @@
-"""Lets a stream begin elsewhere. Shows what would change, and changes nothing unless *Apply* is set.
+"""Makes a stream begin at other offsets. Shows what would change, and changes nothing unless *Apply* is set.
 
-For a pipeline the reset deletes the live rows, and moves the checkpoint aside to `checkpoints/_aside`. It never touches
-final rows. `ingest` keeps its rows and only moves forward; the records that it passes over are booked as lost.
+For a pipeline the reset deletes the live rows, and moves the checkpoint to `checkpoints/_aside`. Final rows do not
+change. `ingest` keeps its rows and only moves forward; the records that it skips are recorded as lost.
 
 **Params.** `to` is one of:
 - *earliest*: the first record that the topic still has.
@@ -11,12 +11,12 @@ final rows. `ingest` keeps its rows and only moves forward; the records that it 
 
 `sources` is for `ingest` only; an empty list means all.
 
-**Before.** Stop the stream (`control_streams`): a reset is refused while its driver lives.
+**Before.** Stop the stream (`control_streams`): a reset is refused while its driver runs.
 
 **Connection.** `tideline_kafka`.
 
-**Example.** `job="rolling_sum", to="earliest"`; look at the plan in the log; again with *Apply*; then start the stream.
-By hand: `tideline reset rolling_sum --to earliest --apply`.
+**Example.** Trigger it with `job="rolling_sum", to="earliest"`, and read the plan in the log. Trigger it again with
+*Apply*, then start the stream. By hand: `tideline reset rolling_sum --to earliest --apply`.
 
 **Recovery.** Trigger it again: the next reset completes an interrupted one. Until then the stream refuses to start.
 
@@ -29,15 +29,16 @@ from airflow.sdk import DAG, Param
 
 from jobs.pipelines import SOURCES, STREAMS
 from tideline_airflow.operators.control import ResetStreamOperator
-from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
+from tideline_airflow.scheduling.defaults import DAG_ARGS, TAG
+from tideline_airflow.scheduling.params import apply, several_of, values_of
 
 PARAMS = {
-    "job": Param(STREAMS[1], type="string", title="Stream", description="Which stream.", enum=list(STREAMS)),
+    "job": Param(STREAMS[1], type="string", title="Stream", description="The stream to reset.", enum=list(STREAMS)),
     "to": Param(
         "earliest",
         type="string",
         title="To",
-        description="Where the next start reads from.",
+        description="The offsets at which the next start begins to read.",
         enum=["earliest", "latest", "timestamp", "landed"],
     ),
     "timestamp": Param(
@@ -45,29 +46,22 @@ PARAMS = {
         type=["null", "string"],
         format="date-time",
         title="Timestamp",
-        description="With *timestamp* only: the first record that arrived at or after it.",
+        description="Only with to=timestamp: reading begins at the first record that arrived at or after this time.",
     ),
-    "sources": Param(
-        [],
-        type="array",
-        title="Sources",
-        description="For ingest only: which sources; none means all.",
-        items={"type": "string", "enum": list(SOURCES)},
-        examples=list(SOURCES),
-        uniqueItems=True,
+    "sources": several_of(
+        SOURCES, title="Sources", description="For ingest only: the sources. An empty list means all sources."
     ),
-    "apply": Param(False, type="boolean", title="Apply", description="Do it. Without it nothing is changed."),
+    "apply": apply(),
 }
 
 with DAG(
     dag_id="reset_stream",
-    description="Let a stream begin elsewhere; a dry run unless told otherwise.",
+    description="Makes a stream begin at other offsets. Changes nothing unless Apply is set.",
     doc_md=__doc__,
-    default_args=DEFAULT_ARGS,
     tags=[TAG, "stream"],
     schedule=None,
     is_paused_upon_creation=False,
     params=PARAMS,
-    **ALERTS,
+    **DAG_ARGS,
 ) as dag:
-    ResetStreamOperator(task_id="reset", retries=0, **{name: dag.param(name) for name in PARAMS})
+    ResetStreamOperator(task_id="reset", retries=0, **values_of(dag))

@@ -2,9 +2,10 @@
 
 The earlier rows are published as a new version. The ledger records who did it, and why.
 
-**Params.** `pipeline`, `slice` (its name is its start), `to_version`, `reason`, `apply`.
+**Params.** The form explains each one. A slice is named after its begin.
 
-**Example.** `slice="20260131T120000Z", to_version=1`; look at the run's note; again with *Apply* and a reason. By hand:
+**Example.** Trigger it with `slice="20260131T120000Z", to_version=1`, and read the run's note. Trigger it again with
+*Apply* and a reason. By hand:
 `tideline rollback rolling_sum --slice 20260131T120000Z --to-version 1 --reason R --apply`.
 
 **Recovery.** Trigger it again. To undo a roll-back, roll back to the version that was served before it.
@@ -16,38 +17,27 @@ The earlier rows are published as a new version. The ledger records who did it, 
 
 from airflow.sdk import DAG, Param
 
-from jobs.pipelines import PIPELINES
 from tideline_airflow.operators.slices import RollBackOperator
-from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG
+from tideline_airflow.scheduling.defaults import DAG_ARGS, TAG
+from tideline_airflow.scheduling.params import TRIGGERED_BY, apply, reason, slice_of_pipeline, values_of
 
 PARAMS = {
-    "pipeline": Param(next(iter(PIPELINES)), type="string", title="Pipeline", enum=list(PIPELINES)),
-    "slice": Param(
-        "20260131T120000Z",
-        type="string",
-        title="Slice",
-        description="Its name is its start.",
-        pattern=r"^\d{8}T\d{6}Z$",
+    **slice_of_pipeline(),
+    "to_version": Param(
+        1, type="integer", title="To version", description="The earlier version to serve again.", minimum=1
     ),
-    "to_version": Param(1, type="integer", title="To version", description="Which to serve again.", minimum=1),
-    "reason": Param(None, type=["null", "string"], title="Reason", description="Why; needed with Apply."),
-    "apply": Param(False, type="boolean", title="Apply", description="Do it. Without it nothing is changed."),
+    "reason": reason(),
+    "apply": apply(),
 }
 
 with DAG(
     dag_id="rollback_slice",
-    description="Serve an earlier version of a final slice again; a dry run unless told otherwise.",
+    description="Serves an earlier version of a final slice again. Changes nothing unless Apply is set.",
     doc_md=__doc__,
-    default_args=DEFAULT_ARGS,
     tags=[TAG, "recompute"],
     schedule=None,
     is_paused_upon_creation=False,
     params=PARAMS,
-    **ALERTS,
+    **DAG_ARGS,
 ) as dag:
-    RollBackOperator(
-        task_id="roll_back",
-        retries=0,
-        by="{{ dag_run.triggering_user_name or 'somebody' }}",
-        **{name: dag.param(name) for name in PARAMS},
-    )
+    RollBackOperator(task_id="roll_back", retries=0, by=TRIGGERED_BY, **values_of(dag))

@@ -2,8 +2,8 @@
 
 - In the lake: closed incidents (`INCIDENTS_KEPT_DAYS`), copies of unreadable documents, and files that were put aside;
   pages about audits and checks; folders of recompute runs that ended or that newer runs replaced.
-- On the machine of its task, below `TIDELINE_HOME`: logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). If a log
-  of a running process is large, it is begun anew.
+- On the machine of its task, below `TIDELINE_HOME`: logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). A large
+  log of a running process is emptied; its content stays beside it, in a file with the suffix `.1`.
 - In tables that were not cleaned for a day: replaced files that no reader needs any more.
 
 `docs/operations.md` lists every bound, and the part of the platform that keeps it.
@@ -18,26 +18,22 @@ Rows of tables are never touched: the writers of the tables remove old rows them
 
 **Triage.**
 - *left to the next pass*: a recompute held its lease for minutes. Nothing is wrong unless it happens every day.
-- *is left alone*: Airflow's logs lie elsewhere and may also belong to other DAGs. Bound them there.
-- The disk fills all the same: `docs/operations.md` lists what else grows.
+- *logs are not removed*: Airflow's logs are in another folder, and may also belong to other DAGs. Limit them there.
+- The disk still fills: `docs/operations.md` lists what else grows.
 """
 
 from airflow.sdk import DAG
 
 from tideline_airflow.operators.upkeep import UpkeepOperator
-from tideline_airflow.scheduling.defaults import ALERTS, DEFAULT_ARGS, TAG, deadline
+from tideline_airflow.scheduling.defaults import TAG, scheduled
 
 with DAG(
     dag_id="upkeep",
     description="Removes old incidents, pages, run folders and logs.",
     doc_md=__doc__,
-    default_args=DEFAULT_ARGS,
     tags=[TAG, "upkeep"],
     schedule="23 3 * * *",
-    catchup=False,
-    max_active_runs=1,
     is_paused_upon_creation=False,
-    deadline=deadline(120),
-    **ALERTS,
+    **scheduled(deadline_minutes=120),
 ):
     UpkeepOperator(task_id="remove")

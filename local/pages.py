@@ -50,7 +50,7 @@ def _source(source: Source) -> tuple[str, ...]:
         f"{source.format.upper()}: {_typed(source.fields)}",
         time if source.event_time_field else f"{time}, else arrival",
         f"column `{source.key}`" if source.key else "not used",
-        _listed(source.identity) or "none: repeats count",
+        _listed(source.identity) or "none, so repeated records count",
     )
 
 

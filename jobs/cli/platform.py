@@ -84,7 +84,7 @@ def jars(
         with steps("fetching jars") as step:
             step(str(folder))
             declared.fetch(folder, mirror=settings.maven_url)
-            step("Spark's classes, once for all starts")
+            step("one file of Spark's classes, which later starts use")
             classes.prepare(folder)
     print(f"{len(declared.declared())} jars in {folder}, every sum as declared")
 

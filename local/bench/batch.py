@@ -89,7 +89,7 @@ def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, r
     hour = newest_hour()
     seconds: dict[str, list[float]] = {side: [] for side in RIVALS}
     with lake_beside(settings, f"rivals-{events}") as lake:
-        report(f"recompute: {events:,} events are made up")
+        report(f"recompute: making up {events:,} events")
         lake.land(schema, [Stretch(from_ms=hour, to_ms=hour + HOUR_MS, events=events, batches=sizes.own_hour_batches)])
         slices = slices_between(PIPELINE, hour, hour + HOUR_MS)
         for number in range(sizes.runs):
@@ -120,7 +120,7 @@ def _planned(lake: MadeLake, run: str, slices: Sequence[Slice]) -> tuple[Plan, R
         planner = planning.Planner(lake=lake.tables, client=client, clock=lambda: _over_ms(slices))
         planned = planner.plan(run, request)
     if len(planned.plan.work) != len(slices):
-        raise Refusal(f"of {len(slices)} slices {len(planned.plan.work)} were planned: {planned.survey.refused}")
+        raise Refusal(f"planned={len(planned.plan.work)} of slices={len(slices)}: refused={planned.survey.refused}")
     return planned.plan, RunFolder.of(lake.tables, run)
 
 
@@ -179,7 +179,7 @@ def _same_windows(plan: Plan, ours: Folder, theirs: Folder) -> int:
     for work in plan.work:
         sides = [_staged(folder / f"slice={work.slice}") for folder in (ours, theirs)]
         if len({checksum(PIPELINE, rows) for rows in sides}) > 1:
-            raise Refusal(f"ours and DuckDB's windows of slice {work.slice} are not the same: one of the two is wrong")
+            raise Refusal(f"slice {work.slice}: our windows and DuckDB's are not the same: one of the two is wrong")
         windows += sides[0].count_rows()
     return windows
 
@@ -199,7 +199,7 @@ def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Rep
         cases = {}
         for where in (OTHER_HOURS, SAME_HOUR):
             for multiple in sizes.multiples:
-                report(f"history: {multiple} × in {where} is made up")
+                report(f"history: making up a lake with {multiple} × the events in {where}")
                 name = f"{where.replace(' ', '-')}-{multiple}"
                 lake = replace(place, settings=replace(settings, lake_root=place.settings.lake_root / name))
                 events = _make_history(lake, schema, sizes, where, multiple, slice_)
@@ -246,7 +246,7 @@ class _Case:
         final = lake.final()
         header = final.headers([slice_.name[:8]])[slice_.name] if final else None
         if header is None or versions != {slice_.name: header.version} or abs(header.events / events - 1) > 0.01:
-            raise Refusal(f"run {run!r} published {versions}, where {events:,} events were to be made final: {header}")
+            raise Refusal(f"run {run!r}: published={versions} header={header}, expected events={events:,}")
 
 
 def _make_history(lake: MadeLake, schema: pa.Schema, sizes: Sizes, where: str, multiple: int, slice_: Slice) -> int:

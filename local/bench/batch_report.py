@@ -47,7 +47,7 @@ def sections(batch: Batch) -> list[Section]:
             title="History",
             columns=(
                 *("history in", "×", "events", "files", "plan, s", "recompute, s", "audit, s", "publish, s"),
-                *("run, s", f"÷ 1 × (goal ≤ {GOAL_GROWTH:g})"),
+                *("run, s", f"run ÷ run at 1 × (goal ≤ {GOAL_GROWTH:g})"),
             ),
             rows=tuple(_restated(restated, _base(batch.restated, restated)) for restated in batch.restated),
             text=_HISTORY,
@@ -117,20 +117,23 @@ def _each(seconds: Sequence[float]) -> str:
 
 
 _RIVALS = """\
-An hour of numbers becomes 60 slices of `rolling_sum`, by the Spark job of `recompute` in a warm session, and by one
-DuckDB statement on all cores, in turns. Both read the same files of `events` and write a file per slice, in order;
-their checksums are compared after every round. Ours also counts the events of each slice, for the audit."""
+An hour of numbers has 60 slices of `rolling_sum`. The Spark job of `recompute`, in a warm session, and one DuckDB
+statement on all cores compute them in turns. Both read the same files of `events`, and write one file of sorted rows
+for each slice. Their checksums are compared after every round. Ours also counts the events of each slice, for the
+audit."""
 _HISTORY = """\
-A slice of a minute is made final again and again, by whole runs (`plan`, `recompute`, `audit`, `publish`) in a warm
-process, in lakes that differ in their history only, in turns; the median run counts. *Other hours*: 1 × is the slice's
-own hour, 10 × are ten such hours. *The same hour*: 1 × is the slice alone, 10 × are ten times its events in its hour.
-All other slices are final. Events came in micro-batches, and their files were merged as `ingest` merges them; *files*
-are all those in the table, of which a run reads the few that can hold its slice."""
+Whole runs (`plan`, `recompute`, `audit`, `publish`) in a warm process make one slice of a minute final again and again.
+They take turns in lakes that differ only in their history; the median run counts. *Other hours*: with 1 × the lake has
+only the slice's own hour, with 10 × it has ten such hours. *The same hour*: with 1 × the lake has only the slice, with
+10 × its hour has ten times the events of the slice. All other slices are final. Events were written in micro-batches,
+and their files were merged as `ingest` merges them. The column *files* counts all files in the table. A run reads only
+the few files that can hold events of its slice."""
 _PUBLISH = """\
-A slice is published again on a day of which every slice is final. *Commit* is all that a reader waits for: from opening
-the table to the one commit that replaces rows and headers. *Topic*: all of the slice's messages, until the broker has
-them; it comes after the commit, and readers of the table do not wait for it."""
+On a day on which every slice is final, one slice is published again. *Commit* is the time that readers wait: from
+opening the table to the one commit that replaces rows and headers. *Topic* is the time until the broker has all
+messages of the slice. They are sent after the commit, and readers of the table do not wait for them."""
 _READING = """\
-A final slice has 6,000 windows of 100 series. Beside the final slices lie live rows: those of the last hour, which are
-superseded and not pruned yet, and two slices that are still live. *First answer*: the newest slice in a new process
-that has DuckDB loaded. Then a warm one, the median of ten: the newest slice, and a count over all windows."""
+A final slice has 6,000 windows of 100 series. The lake also has live rows: those of the last hour, which are superseded
+and not pruned yet, and those of two slices that are still live. *First answer* is a query for the newest slice, in a
+new process that has DuckDB loaded. The last two columns are the median of ten queries in a warm process: for the newest
+slice, and a count over all windows."""

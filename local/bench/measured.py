@@ -54,7 +54,7 @@ class Sizes:
 
     def progress(self, number: int) -> str:
         """The progress in words, for people who wait."""
-        return f"{number - self.warm_ups + 1} of {self.rounds}" if self.counts(number) else "warming up"
+        return f"round {number - self.warm_ups + 1} of {self.rounds}" if self.counts(number) else "warming up"
 
 
 @dataclass(frozen=True, kw_only=True)

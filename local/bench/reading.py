@@ -27,7 +27,7 @@ def publishes_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Publ
     end = newest_hour()
     slices = slices_between(PIPELINE, end - sizes.final_slices * PIPELINE.slice_seconds * 1000, end)
     with lake_beside(settings, "publish") as lake:
-        report(f"publish: {len(slices):,} final slices are made up")
+        report(f"publish: making up {len(slices):,} final slices")
         lake.make_final(slices, keys=1, as_of_ms=slices[-1].end_ms + HOUR_MS)
         return tuple(
             _publish(lake, slice_, rows, sizes, report)
@@ -47,11 +47,11 @@ def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Rep
         final.require_version(final.headers([slice_.name[:8]])[slice_.name], header)
         final.publish([Publication(header=header, files=(staged,))])
         commits.append(time.monotonic() - began)
-    report(f"publish: {rows:,} rows are sent to the topic")
+    report(f"publish: sending {rows:,} rows to the topic")
     began = time.monotonic()
     sent = send(settings.kafka, PIPELINE.final_topic.name, messages(PIPELINE, header, final.rows(slice_.name)))
     if sent != keys * WINDOWS:
-        raise Refusal(f"{sent} messages of {keys * WINDOWS} rows were sent")
+        raise Refusal(f"sent messages={sent} for rows={keys * WINDOWS}: the two must be equal")
     return Publish(rows=sent, commit_seconds=commits[sizes.warm_ups :], send_seconds=time.monotonic() - began)
 
 
@@ -66,10 +66,10 @@ def _reading(settings: Settings, count: int, report: Report) -> Reading:
     final = slices_between(PIPELINE, line - count * length, line)
     live = [*final[-_SUPERSEDED_SLICES:], *slices_between(PIPELINE, line, line + _OPEN_SLICES * length)]
     with lake_beside(settings, f"reading-{count}") as lake:
-        report(f"reading: {count:,} final slices are made up")
+        report(f"reading: making up {count:,} final slices")
         lake.make_final(final, keys=KEYS, as_of_ms=line + HOUR_MS)
         lake.show_live(live, as_of_ms=line + HOUR_MS)
-        report(f"reading: {count:,} final slices")
+        report(f"reading: querying {count:,} final slices")
         newest = f"SELECT * FROM {PIPELINE.name} WHERE window_start >= make_timestamptz({live[-1].start_ms * 1000})"
         everything = f"SELECT count(*) AS windows, sum(events) AS events FROM {PIPELINE.name}"
         began = time.monotonic()
@@ -78,7 +78,9 @@ def _reading(settings: Settings, count: int, report: Report) -> Reading:
         first_seconds = time.monotonic() - began
         windows = reader.query(everything)["windows"][0].as_py()
         if (shown, windows) != (WINDOWS * KEYS, (count + _OPEN_SLICES) * WINDOWS * KEYS):
-            raise Refusal(f"of {count} final slices {windows} windows are current, {shown} of them the newest")
+            raise Refusal(
+                f"unexpected answer: final slices={count}, current windows={windows}, of the newest slice={shown}"
+            )
         return Reading(
             slices=count,
             windows=windows,

@@ -31,16 +31,16 @@ _SCALE = """\
 | ---: | ---: | ---: | ---: |
 {rows}
 
-{records} numbers are drained by `rolling_sum` on a standalone cluster whose workers have one core each, in a warm
-session; the median of {rounds} drains. Broker, driver and workers share the machine: {machine}; {date}, commit
-{commit}, load average {load}. [Growing](growing.md#what-limits-it-on-one-machine) says what limits it.
+`rolling_sum` drains {records} numbers on a standalone cluster, in a warm session. Each worker has one core. The median
+of {rounds} drains counts. Broker, driver and workers share the machine: {machine}; {date}, commit {commit}, load
+average {load}. [Growing](growing.md#what-limits-it-on-one-machine) explains what limits the rate.
 
 {end}"""
 
 
 def table(results: Results) -> Table:
     """The drains as a table for a terminal."""
-    shown = Table("workload", "records", "ours /s", "plain Spark /s", "ratio", title="drains")
+    shown = Table("workload", "records", "ours, records/s", "plain Spark, records/s", "ours ÷ plain", title="drains")
     for race in results.races:
         shown.add_row(*_row(race))
     return shown
@@ -62,7 +62,7 @@ def batch_tables(results: Results) -> list[Table]:
 
 def scale_table(scaled: Sequence[Scaled]) -> Table:
     """The throughput with more workers and partitions."""
-    shown = Table("partitions", *(f"{workers} × 1 core, /s" for workers in WORKERS), "2 ÷ 1", title="scale")
+    shown = Table("partitions", *(f"{workers} × 1 core, records/s" for workers in WORKERS), "2 ÷ 1", title="scale")
     for row in _scale_rows(scaled):
         shown.add_row(*row)
     return shown
@@ -92,7 +92,7 @@ def _replace(page: Path, begin: str, end: str, part: str) -> None:
     head, begins, rest = page.read_text().partition(begin)
     _, ends, tail = rest.partition(end)
     if not begins or not ends:
-        raise Refusal(f"{page} has no part between {begin} and {end}: write it whole by `make bench`")
+        raise Refusal(f"{page} has no part between {begin} and {end}: run `make bench`, which writes the whole page")
     page.write_text(head + part + tail)
 
 
@@ -184,8 +184,8 @@ This page is written by `make bench`. Do not edit it.
 
 ## Drains
 
-Each side drains the same new records from one broker in a warm session, in turns; the median of {rounds} drains counts.
-A drain begins when the job is told to start and ends when every record is committed.
+Our jobs and plain Spark jobs drain the same new records from one broker, in turns, each in a warm session. The median
+of {rounds} drains counts. A drain begins when the job is told to start, and ends when every record is committed.
 
 | workload | records per drain | ours, records/s | plain Spark, records/s | ours ÷ plain (goal ≥ {ratio}) |
 |---|---:|---:|---:|---:|
@@ -195,13 +195,13 @@ A drain begins when the job is told to start and ends when every record is commi
 |---|---|---|
 {each}
 
-`ingest` reads `numbers` and `lines`, `rolling_sum` numbers, `word_count` lines. *Ours* is the job as it is shipped,
-with everything switched on: strict parsing, quarantine, the lease, the start checks, offsets and watermark in each
-commit, the output topic. *Plain* (`local/bench/plain.py`) is a tuned Spark job without any of that: it parses with
-`from_json`, aggregates, appends to Delta and sends the same rows to a topic. Both read with the same fetch sizes, two
-shuffle partitions, RocksDB state with changelog checkpoints and the parallel garbage collector. Ours alone writes its
-files without a process for each (docs/decisions/0005) and sends batches of 256 KiB to the topic instead of 16.
-After the last drain the tables of both sides are compared: they must have counted every record.
+`ingest` reads `numbers` and `lines`, `rolling_sum` reads `numbers`, and `word_count` reads `lines`. *Ours* is the job
+as it is shipped, with all its parts: strict parsing, quarantine, the lease, the start checks, offsets and watermark in
+each commit, the output topic. *Plain* (`local/bench/plain.py`) is a tuned Spark job without these parts. It parses with
+`from_json`, aggregates, appends to Delta and sends the same rows to a topic. Both use the same fetch sizes, two shuffle
+partitions, RocksDB state with changelog checkpoints and the parallel garbage collector. Two things differ. Ours writes
+files without starting a process for each file (docs/decisions/0005), and sends batches of 256 KiB to the topic instead
+of 16. After the last drain the tables of both sides are compared: both must have counted every record.
 
 ## More workers, more partitions
 
@@ -211,17 +211,17 @@ After the last drain the tables of both sides are compared: they must have count
 
 {freshness}
 
-1,000 numbers per second flow into `rolling_sum`. Four times a second on average, at random moments, one more event of
-a series of its own is produced; a warm process asks the query function for it until it is seen. The load, the stream,
-the broker and the asking process share the machine.
+`rolling_sum` reads 1,000 numbers per second. About four times a second, at random moments, one more event is sent, each
+in a series of its own. A warm process repeats a query until it returns the event. The sender, the stream, the broker
+and the process that queries share the machine.
 
 {batch}
 
-## A year without a hand
+## A simulated year
 
 {year}
 
-## Where
+## Machine and versions
 
 | | |
 |---|---|
@@ -235,9 +235,9 @@ the broker and the asking process share the machine.
 
 ## Repeat it
 
-`make bench` (about half an hour on a quiet machine). `tideline bench --records 50000 --only rolling_sum` is a quick
-look: it prints, and leaves this page alone. `--only` takes `ingest`, `rolling_sum`, `word_count`, `freshness`,
-`scale`, `recompute`, `history`, `publish` and `reading`; `scale` alone replaces its part of this page, and so does
-`year`, which takes the better part of an hour and is measured only when it is asked for: `tideline bench --only year`.
-How the platform does for hours is another question: `make soak`.
+`make bench` takes about half an hour on a quiet machine, and writes this page. A quick look is
+`tideline bench --records 50000 --only rolling_sum`. It prints its results, and does not change this page. `--only`
+takes `ingest`, `rolling_sum`, `word_count`, `freshness`, `scale`, `recompute`, `history`, `publish`, `reading` or
+`year`. `scale` alone and `year` alone replace their part of this page. `year` takes up to an hour, and is no part of
+`make bench`: `tideline bench --only year`. `make soak` shows how the whole platform runs over a longer time.
 """

@@ -83,7 +83,7 @@ def run(
     """Measure. All files are in temporary folders, which are removed afterwards."""
     unknown = sorted(set(only) - set(CHOICES))
     if unknown:
-        raise Refusal(f"nothing to measure is called {', '.join(unknown)}: choose from {', '.join(CHOICES)}")
+        raise Refusal(f"there is no measurement {', '.join(unknown)}: choose from {', '.join(CHOICES)}")
     load_before = os.getloadavg()[0]
     races = tuple(_race(settings, name, records, rounds, report) for name in RACES if name in only)
     freshness = freshness_of(settings, report) if FRESHNESS in only else None
@@ -141,7 +141,7 @@ def _drain_scaled(
             worker.drain()
         for number in range(rounds):
             feed.send(kafka, records)
-            report(f"{said}: {records:,} records, {number + 1} of {rounds}")
+            report(f"{said}: {records:,} records, round {number + 1} of {rounds}")
             seconds.append(worker.drain())
     return Scaled(workers=workers, partitions=partitions, records=records, seconds=seconds)
 
@@ -163,7 +163,7 @@ def _race(settings: Settings, workload: str, records: int, rounds: int, report: 
             feed.send(kafka, records)
             # The sides take turns in going first, since the first drain meets a broker that still writes to disk.
             for side in SIDES if number % 2 == 0 else reversed(SIDES):
-                report(f"{workload}: {side} drains {records:,} records, {number + 1} of {rounds}")
+                report(f"{workload}: {side} drains {records:,} records, round {number + 1} of {rounds}")
                 seconds[side].append(workers[side].drain())
         _check_counts(workload, home, total)
     return Race(workload=workload, records=records * len(_READS[workload]), seconds=seconds)
@@ -233,7 +233,7 @@ def _check_counts(workload: str, home: Path, total: int) -> None:
         expected = total if workload == "rolling_sum" else _counted(workload, tables["plain"])
     counted = {side: _counted(workload, paths) for side, paths in tables.items()}
     if set(counted.values()) != {expected}:
-        raise Refusal(f"the sides of {workload} did not do the same work: {counted}, expected {expected}")
+        raise Refusal(f"{workload}: the sides did not do the same work: counted={counted}, expected={expected}")
 
 
 def _counted(workload: str, paths: list[Path]) -> int:

@@ -112,8 +112,8 @@ def hold(
             pause = _PAUSES_SECONDS[min(failures, len(_PAUSES_SECONDS)) - 1] if failures else 0
             # If the component was killed, its workers would go on with tasks that the next one starts again.
             kill_session(component.pid, living())
-            ended = f"{command[-1]} ended with {component.returncode}"
-            print(f"{ended}: another starts in {pause} s, drivers go on", flush=True)
+            ended = f"{command[-1]} ended with exit code {component.returncode}"
+            print(f"{ended}: it is started again in {pause} s, and Spark drivers keep running", flush=True)
             wakes = time.monotonic() + pause
             while time.monotonic() < wakes and not asked:
                 time.sleep(_LOOK_SECONDS)

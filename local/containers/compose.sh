@@ -1,6 +1,6 @@
 #!/bin/sh
-# `docker compose` with this project's secrets. Each secret is drawn once, unless `.env` or the environment sets it.
-# Drawn secrets are kept in .tideline/compose.env, which only its owner can read.
+# `docker compose` with this project's secrets. A secret that neither `.env` nor the environment sets is generated once.
+# Generated secrets are kept in .tideline/compose.env, which only its owner can read.
 set -eu
 cd "$(dirname "$0")/../.."
 drawn=.tideline/compose.env
@@ -23,7 +23,7 @@ mkdir -p .tideline
     draw AIRFLOW_JWT_SECRET "$(word 32)"
     draw AIRFLOW_FERNET_KEY "$(head -c 32 /dev/urandom | base64 | tr '+/' '-_')"
 )
-# The value of a setting: from the environment, else from `.env`, else the drawn one. An empty secret counts as not set.
+# The value of a setting: from the environment, else from `.env`, else the generated one. An empty value counts as not set.
 value() {
     found=$(printenv "$1" || true)
     [ -n "$found" ] || found=$(setting "$1" .env)
@@ -34,7 +34,7 @@ if [ "${1:-}" = --report ]; then
     user=$(value AIRFLOW_ADMIN_USER) port=$(value AIRFLOW_PORT) spark=$(value SPARK_UI_PORT)
     echo "Airflow   http://127.0.0.1:${port:-8080}  user ${user:-admin}, password $(value AIRFLOW_ADMIN_PASSWORD)"
     echo "Spark     http://127.0.0.1:${spark:-8081}"
-    echo "Ask       docker compose exec scheduler tideline query \"select * from rolling_sum limit 5\""
+    echo "Query     docker compose exec scheduler tideline query \"select * from rolling_sum limit 5\""
     echo "Stop      make compose-down"
     exit
 fi

@@ -17,7 +17,7 @@ def main(component: str) -> int:
         with direct.open(f"{os.environ['AIRFLOW_API']}/api/v2/monitor/health", timeout=5) as answer:
             state = json.load(answer)[component]["status"]
     except (OSError, ValueError, KeyError) as error:
-        print(f"the API server does not say: {error}")
+        print(f"the API server does not report the health of {component}: {error}")
         return 1
     print(state)
     return 0 if state == "healthy" else 1

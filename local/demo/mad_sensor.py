@@ -30,12 +30,12 @@ def run(stack: Stack, console: Console) -> None:
     lake, pipeline = Lake(stack.settings.jobs.lake_root), PIPELINES[FINAL]
     with stack.airflow.api() as api:
         if (api.dags(pipeline.recompute_job).get(pipeline.recompute_job) or {"is_paused": True})["is_paused"]:
-            raise Refusal(f"{pipeline.recompute_job} does not run: start everything with `tideline demo` first")
+            raise Refusal(f"the DAG {pipeline.recompute_job} is missing or paused: run `tideline demo` first")
     with step(console, f"{_RECORDS} readings of {_READING:,} from one sensor"):
         slice_ = _send(stack.settings.jobs.kafka)
-    with step(console, f"Slice {slice_.name}") as tell:
+    with step(console, f"Audit of slice {slice_.name}") as tell:
         incident = _wait(stack, lake, slice_, tell)
-    console.print("\n[bold red]Blocked.[/bold red] Its live rows stay, other slices go on.")
+    console.print("\n[bold red]Blocked.[/bold red] Its live rows stay, and other slices become final.")
     console.print(incident.text, highlight=False)
     _show(stack, console, lake, slice_, incident)
 
@@ -61,10 +61,12 @@ def _wait(stack: Stack, lake: Lake, slice_: Slice, tell: Any) -> Incident:
         for incident in Incidents.of(stack.settings.jobs.lake_root).still_open(key):
             return incident
         rows = lake.query(f"SELECT state FROM slices_{FINAL} WHERE slice = '{slice_.name}'").to_pylist()
-        over = f"it is over in {max(0, round((slice_.end - datetime.now(UTC)).total_seconds()))} s"
-        tell(rows[0]["state"] if rows else f"{over}, and closed a minute later")
+        ends = f"the slice ends in {max(0, round((slice_.end - datetime.now(UTC)).total_seconds()))} s"
+        tell(rows[0]["state"] if rows else f"{ends}, and is over a minute later")
         time.sleep(1)
-    raise Refusal(f"slice {slice_.name} was not blocked within {_SECONDS} s: look at {PIPELINES[FINAL].recompute_job}")
+    raise Refusal(
+        f"slice {slice_.name} was not blocked within {_SECONDS} s: see the runs of {PIPELINES[FINAL].recompute_job}"
+    )
 
 
 def _is_told(stack: Stack, incident: Incident) -> bool:
@@ -81,9 +83,10 @@ def _show(stack: Stack, console: Console, lake: Lake, slice_: Slice, incident: I
     sql = f"SELECT docs FROM ledger_{FINAL} WHERE slice = '{slice_.name}' AND state = 'blocked'"
     docs = lake.query(sql).to_pylist()[0]["docs"]
     anyway = f"{stack.settings.airflow_url}/dags/publish_blocked"
-    told = "told" if _is_told(stack, incident) else "kept; no channel is set up, or none answers (docs/alerts.md)"
+    told = "sent" if _is_told(stack, incident) else "not sent: no channel is set up, or none answers (docs/alerts.md)"
     for name, value in (
-        ("Alert", f'{incident.key}, {told}: tideline query "select * from incidents"'),
+        ("Alert", f"{incident.key}, {told}"),
+        ("Incidents", 'tideline query "select * from incidents"'),
         ("Data Docs", incident.link or ""),
         ("File", str(stack.settings.jobs.lake_root / docs)),
         ("Publish it anyway", f"{anyway} (pipeline {FINAL}, slice {slice_.name})"),

@@ -54,13 +54,13 @@ def show(api: AirflowApi, lake: Lake, console: Console) -> None:
         _provision(api)
     with step(console, "Streams and traffic"):
         _start(api)
-    with step(console, "Windows") as tell:
+    with step(console, "Live windows") as tell:
         _wait_for_windows(api, lake, tell)
     for name in SHOWN:
         console.print(_newest(lake, name))
-    with step(console, "Final") as tell:
+    with step(console, "Final slice") as tell:
         _wait_for_final(api, lake, tell)
-    with step(console, "Account") as tell:
+    with step(console, "Account of live and final") as tell:
         _account(api, lake, tell)
     _start_the_rest(api)
     console.print(_slices(lake))
@@ -112,7 +112,7 @@ def _wait_for_windows(api: AirflowApi, lake: Lake, tell: Report) -> None:
         _refuse_failed_streams(api, began)
         if time.monotonic() > deadline:
             said = "\n".join(_stream_says(api, job) for job in STREAMS)
-            raise Refusal(f"no windows after {_WINDOWS_SECONDS} s: the logs of the streams say why\n{said}")
+            raise Refusal(f"no windows after {_WINDOWS_SECONDS} s; the last lines of the logs of the streams:\n{said}")
         time.sleep(1)
 
 
@@ -137,7 +137,7 @@ def _wait_for_final(api: AirflowApi, lake: Lake, tell: Report) -> None:
         if time.monotonic() > deadline:
             runs = api.runs(dag_id)
             said = _last_words(api, dag_id, runs[0]["dag_run_id"]) if runs else "it has no run"
-            raise Refusal(f"no slice is final after {_FINAL_SECONDS} s; {dag_id} says:\n{said}")
+            raise Refusal(f"no slice is final after {_FINAL_SECONDS} s; the last lines of the log of {dag_id}:\n{said}")
         time.sleep(1)
 
 
@@ -177,7 +177,7 @@ def _account(api: AirflowApi, lake: Lake, tell: Report) -> None:
         tell(f"{dag_id} is {runs[0]['state']}" if runs else f"{dag_id} is about to start")
         if any(run["state"] == "failed" for run in runs[:1]) or time.monotonic() > deadline:
             said = _last_words(api, dag_id, runs[0]["dag_run_id"]) if runs else "it has no run"
-            raise Refusal(f"final windows could not be accounted for: {said}")
+            raise Refusal(f"{dag_id} failed, or took over {_FINAL_SECONDS} s; the last lines of its log:\n{said}")
         time.sleep(1)
 
 

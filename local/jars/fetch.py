@@ -153,8 +153,8 @@ def _put_in_place(work: Path, folder: Path, jars: Sequence[Jar]) -> None:
         if not _matches(path, jar):
             found = _sha256(path) if path.is_file() else "nothing"
             raise Refusal(
-                f"{jar.path}: the sum is {found}, {DECLARATION.name} says {jar.sha256}: "
-                "it was changed on the way or in the repository; do not use it before you know why"
+                f"{jar.path}: its checksum is {found}, but {DECLARATION.name} has {jar.sha256}: "
+                "the file was changed on the way or in the repository; do not use it before you know why"
             )
     for jar in jars:
         (folder / jar.set).mkdir(exist_ok=True)

@@ -47,5 +47,5 @@ def _major(binary: Path) -> int:
     answer = subprocess.run([binary, "-version"], capture_output=True, text=True, check=False, timeout=30)
     version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if version is None:
-        raise Refusal(f"{binary} does not say its version: {HOW_TO_GET_IT}")
+        raise Refusal(f"`{binary} -version` shows no version: {HOW_TO_GET_IT}")
     return int(version[1])

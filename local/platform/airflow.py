@@ -193,7 +193,8 @@ class Airflow:
                 )
                 if ran.returncode:
                     raise Refusal(
-                        f"Airflow's database cannot be prepared: {log} says why; `tideline clean` starts afresh"
+                        f"Airflow's database cannot be prepared, and {log} has the reason: remove the cause, "
+                        "or delete all data of the platform with `tideline clean`"
                     )
 
 
@@ -201,7 +202,7 @@ def preparations(pools: Mapping[str, int | str]) -> Iterator[tuple[str, ...]]:
     """The commands that migrate Airflow's database to this version and set its pools. They may run again."""
     yield airflow_command("db", "migrate")
     for pool, slots in pools.items():
-        yield airflow_command("pools", "set", pool, str(slots), "Spark jobs of the batch")
+        yield airflow_command("pools", "set", pool, str(slots), "Spark jobs of recompute and account")
 
 
 def airflow_command(*words: str) -> tuple[str, ...]:

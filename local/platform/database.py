@@ -48,7 +48,8 @@ class Cleaning:
         if self.process is not None:
             if (code := self.process.poll()) is None:
                 return
-            log.log(logging.WARNING if code else logging.INFO, "cleaning Airflow's database ended with %d", code)
+            level = logging.WARNING if code else logging.INFO
+            log.log(level, "cleaning Airflow's database ended with exit code %d", code)
             self.process = None
         if time.monotonic() >= self.next_at:
             self.next_at = time.monotonic() + EVERY_SECONDS

@@ -73,7 +73,7 @@ def _disk(home: Path) -> str:
     if free < _LEAST_FREE_BYTES:
         raise Refusal(
             f"{place} has {free / 1e9:.1f} GB left, {_LEAST_FREE_BYTES / 1e9:.0f} GB are needed: "
-            "free some, or set TIDELINE_HOME to a larger disk"
+            "free some space, or set TIDELINE_HOME to a folder on a larger disk"
         )
     return f"{free / 1e9:.0f} GB free"
 
@@ -104,7 +104,7 @@ def _ports(settings: StackSettings) -> str:
         if port not in own and not is_free(port):
             raise Refusal(f"port {port} is taken by {holder(port)}: end it, or set {name} to another port")
     held = [port for port in wanted.values() if port in own]
-    return f"{', '.join(map(str, wanted.values()))} ({'held by this stack' if held else 'free'})"
+    return f"{', '.join(map(str, wanted.values()))} ({'used by this platform' if held else 'free'})"
 
 
 def _own_ports(home: Path) -> set[int]:
@@ -117,4 +117,4 @@ def _own_ports(home: Path) -> set[int]:
 
 def _jars(settings: StackSettings) -> str:
     jars.verify(settings.jobs.jars)
-    return f"{len(jars.declared())} as declared ({settings.jobs.jars})"
+    return f"{len(jars.declared())} with the declared checksums ({settings.jobs.jars})"

@@ -107,7 +107,7 @@ class Service:
     def _refusal(self, what: str) -> Refusal:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         tail = "".join(f"\n    {line}" for line in lines[-10:])
-        return Refusal(f"{self.name} {what}: mend what its log says ({self.log}) and start it again{tail}")
+        return Refusal(f"{self.name} {what}: its log ({self.log}) gives the cause: correct that and start again{tail}")
 
 
 def marked(home: Path) -> list[psutil.Process]:

@@ -88,7 +88,7 @@ class Stack:
             kill(self._strays())
             report("jars")
             jars.fetch(self.settings.jobs.jars, mirror=self.settings.maven_url)
-            report("Spark's classes, once for all starts")
+            report("one file of Spark's classes, which later starts use")
             classes.prepare(self.settings.jobs.jars)
             report("broker")
             self.broker.start()
@@ -127,7 +127,7 @@ class Stack:
     def clean(self) -> list[Path]:
         """Delete data, logs and Airflow's database, but not the jars. Refused while something runs."""
         if marked(self.settings.home):
-            raise Refusal("the platform runs: `tideline down` first")
+            raise Refusal("the platform runs: stop it first, with `tideline down`")
         found = [folder for name in _OWN_FOLDERS if (folder := self.settings.home / name).exists()]
         for folder in found:
             shutil.rmtree(folder)

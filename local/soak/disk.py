@@ -68,14 +68,14 @@ class Disk:
         wanted = self.freed.bytes + self.uses[-1][1].bytes["lake"]
         if wanted <= self.quota_bytes:
             yield (
-                f"without upkeep the lake would take {_mb(wanted)}, which the quota of {_mb(self.quota_bytes)} holds: "
-                "nothing is shown; soak longer, or with a smaller --quota"
+                f"without upkeep the lake would take {_mb(wanted)}, which fits into the quota of "
+                f"{_mb(self.quota_bytes)}, so this soak proves nothing: run it longer, or with a smaller --quota"
             )
         before, after = self._highest()
         if before and after > before * FLAT_RATIO:
             yield (
-                f"the disk is not flat: besides its rows the lake took {_mb(after)} at most in the second half of the "
-                f"time since minute {FLAT_FROM_MINUTE:g}, and {_mb(before)} in the first"
+                f"the lake keeps growing: without the rows of its tables it took up to {_mb(before)} in the first half "
+                f"of the time since minute {FLAT_FROM_MINUTE:g}, and up to {_mb(after)} in the second"
             )
 
     def _highest(self) -> tuple[int, int]:
@@ -94,8 +94,8 @@ class Disk:
         yield f"disk at the end: {parts}; {_mb(end.rows_bytes)} of the lake are rows that its tables have"
         quota = f"; the quota is {_mb(self.quota_bytes)}" if self.quota_bytes else ""
         yield (
-            f"deleted by the writers of tables: {_mb(self.freed.bytes)} in {self.freed.files:,} files; without it the "
-            f"lake would take {_mb(self.freed.bytes + end.bytes['lake'])}{quota}"
+            f"deleted by the writers of tables: {_mb(self.freed.bytes)} in {self.freed.files:,} files; without this "
+            f"the lake would take {_mb(self.freed.bytes + end.bytes['lake'])}{quota}"
         )
 
 
@@ -111,7 +111,7 @@ def disk_of(folder: Path, quota_mb: int | None) -> Iterator[None]:
         yield
         return
     if os.geteuid():
-        raise Refusal("--quota mounts a small file system, which only root may: leave it out, or soak as root")
+        raise Refusal("--quota mounts a small file system, which only root may do: leave it out, or run as root")
     folder.mkdir(parents=True)
     _run("mount", "-t", "tmpfs", "-o", f"size={quota_mb * 1_000_000}", "tideline-soak", str(folder))
     try:

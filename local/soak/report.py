@@ -29,13 +29,16 @@ def verdict(soaked: Soaked) -> Iterator[str]:
         yield from (f"  {sentence}" for sentence in found[:20])
     unmet = soaked.unmet()
     yield from (f"MISSED: {sentence}" for sentence in unmet)
-    yield f"logs and lake: {soaked.kept}" if unmet else "met: every tide line keeps up, and nobody was in another's way"
+    met = "met: every tide line keeps up, and no writer hindered another"
+    yield f"logs and lake are kept in {soaked.kept}" if unmet else met
 
 
 def _lines(soaked: Soaked) -> Table:
     half, end = soaked.at(soaked.minutes / 2), soaked.samples[-1]
-    goal = f"age at minute {soaked.minutes:g}, s (goal ≤ the former + {ALLOWED_SECONDS:g})"
-    shown = Table("pipeline", f"age at minute {soaked.minutes / 2:g}, s", goal, "oldest since, s", title="tide lines")
+    goal = f"age at minute {soaked.minutes:g}, s (goal: at most {ALLOWED_SECONDS:g} more)"
+    shown = Table(
+        "pipeline", f"age at minute {soaked.minutes / 2:g}, s", goal, "highest age since then, s", title="tide lines"
+    )
     for name in ("final slices", "micro-batches", "lag at the end"):
         shown.add_column(name, justify="right")
     for pipeline, age in end.ages.items():
@@ -68,7 +71,7 @@ def _minutes(soaked: Soaked) -> Table:
 
 def _disk(disk: Disk) -> Table:
     """The use of the disk, about once a minute."""
-    shown = Table("minute", "rows, MB", "besides rows, MB", title="disk")
+    shown = Table("minute", "rows, MB", "all but rows, MB", title="disk")
     for part in PARTS:
         shown.add_column(f"{part}, MB", justify="right")
         shown.add_column("files", justify="right")

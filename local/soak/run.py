@@ -91,7 +91,7 @@ def _run(home: Path, minutes: float, report: Report, quota_mb: int | None) -> So
         if clean:
             shutil.rmtree(home, ignore_errors=True)
         else:
-            report(f"its folder is kept: {home}")
+            report(f"the folder of the soak is kept: {home}")
 
 
 def _settings(home: Path, small: Mapping[str, str] | None = None) -> StackSettings:
@@ -117,7 +117,10 @@ def _start(api: AirflowApi, lake_root: Folder, report: Report) -> None:
     batch = [dag for p in PIPELINES.values() for dag in (p.recompute_job, p.account_job)]
     wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}
     report("DAGs are read")
-    _await(lambda: not wanted - api.dags().keys(), lambda: f"no DAGs {sorted(wanted - api.dags().keys())}")
+    _await(
+        lambda: not wanted - api.dags().keys(),
+        lambda: f"Airflow does not show the DAGs {sorted(wanted - api.dags().keys())}",
+    )
     report("topics")
     api.unpause(TOPICS)
     if api.wait_for_run(TOPICS, api.trigger(TOPICS), _START_SECONDS) != "success":
@@ -127,9 +130,13 @@ def _start(api: AirflowApi, lake_root: Folder, report: Report) -> None:
         api.unpause(dag)
     api.trigger(TRAFFIC, TRAFFIC_CONF)
     fleet = Fleet(lake_root=lake_root, api=api)
-    _await(lambda: all(state.batch for state in fleet.status()), lambda: f"streams that do not run: {fleet.status()}")
+    _await(lambda: all(state.batch for state in fleet.status()), lambda: f"no micro-batch of {_unstarted(fleet)}")
     for dag in batch:
         api.unpause(dag)
+
+
+def _unstarted(fleet: Fleet) -> str:
+    return ", ".join(state.job for state in fleet.status() if not state.batch)
 
 
 def _await(done: Callable[[], bool], otherwise: Callable[[], str]) -> None:
@@ -148,7 +155,7 @@ def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Rep
         samples.append(sample)
         if len(samples) % _SAMPLES_PER_UPKEEP == 0:
             api.trigger(_UPKEEP)
-    report("what went wrong")
+    report("collecting faults")
     faults = Faults(
         conflicts=tuple(conflicts(home / "logs")),
         failed_batches=tuple(_failed_batches(stack.settings.jobs.lake_root)),

@@ -70,11 +70,11 @@ class Soaked:
         half, end = self.at(self.minutes / 2), self.samples[-1]
         broken = [
             f"the tide line of {name} is {end.ages[name]:.0f} s old at minute {self.minutes:g}, and was "
-            f"{half.ages[name]:.0f} s old at minute {self.minutes / 2:g}: more than {ALLOWED_SECONDS:g} s more"
+            f"{half.ages[name]:.0f} s old at minute {self.minutes / 2:g}: it may be at most {ALLOWED_SECONDS:g} s older"
             for name in end.ages
             if end.ages[name] > half.ages[name] + ALLOWED_SECONDS
         ]
-        broken += [f"nothing of {name} became final" for name, count in end.final.items() if not count]
+        broken += [f"no slice of {name} became final" for name, count in end.final.items() if not count]
         broken += [f"{job} made no micro-batch for {still:.0f} s" for job, still in self.still().items()]
         broken += [
             f"slices of {name} take {median(took):.0f} s from plan to publish: more than {FINAL_SECONDS:g} s"

@@ -67,17 +67,17 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "ssl_cafile": {
                         "label": "CA certificates",
-                        "description": "Path of a PEM file, on the machine where tasks run; empty: the system's",
+                        "description": "Path of a PEM file where tasks run; if empty, the certificates of the system",
                         "schema": _TEXT,
                     },
                     "ssl_certfile": {
                         "label": "Client certificate",
-                        "description": "Path of a PEM file, where brokers ask for one",
+                        "description": "Path of a PEM file; needed if the brokers ask clients for a certificate",
                         "schema": _TEXT,
                     },
                     "ssl_keyfile": {
                         "label": "Client key",
-                        "description": "Path of a PEM file (PKCS#8); empty: in the certificate's file",
+                        "description": "Path of a PEM file (PKCS#8); if empty, the certificate's file has the key",
                         "schema": _TEXT,
                     },
                     "ssl_key_password": {

@@ -337,7 +337,7 @@ def test_the_scheduler_dies_and_the_drivers_go_on(platform):
     platform.awaits(SUM.output, platform.expected())
     with platform.api() as api:
         processes.wait_until(lambda: api.beats_since("scheduler", killed), "another schedules", _WAIT_SECONDS)
-    assert "another starts in" in platform.compose("logs", "--no-color", "scheduler")
+    assert "it is started again in" in platform.compose("logs", "--no-color", "scheduler")
     assert {job: platform.epoch(job) for job in (INGEST, SUM.name)} == epochs, "the same drivers"
 
 

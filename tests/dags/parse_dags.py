@@ -37,6 +37,7 @@ def main() -> None:
                 "tasks": [task.task_id for task in dag.tasks],
                 "pools": [[task.pool, type(task.weight_rule).__name__] for task in dag.tasks],
                 "params": dag.params.dump(),
+                "explained": {name: [each.schema.get("title"), each.description] for name, each in dag.params.items()},
                 "renders_to_python": dag.render_template_as_native_obj,
                 "max_active_runs": dag.max_active_runs,
                 "deadlines": len(dag.deadline or ()),

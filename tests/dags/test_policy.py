@@ -128,6 +128,12 @@ def test_traffic_is_never_sent_twice(parsed: dict[str, Any]) -> None:
     assert parsed["dags"]["generate_demo_traffic"]["retries"] == [0]
 
 
+def test_every_field_of_a_form_has_a_title_and_a_sentence(parsed: dict[str, Any]) -> None:
+    fields = [field for dag in parsed["dags"].values() for field in dag["explained"].values()]
+    assert fields
+    assert [(title, text) for title, text in fields if not title or not str(text).endswith(".")] == []
+
+
 def test_the_form_offers_every_source(parsed: dict[str, Any]) -> None:
     params = parsed["dags"]["generate_demo_traffic"]["params"]
     assert set(params["sources"]) <= set(SOURCES)

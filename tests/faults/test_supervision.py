@@ -255,7 +255,7 @@ def test_a_stalled_stream_is_reported_and_left_alone(stack: Stack, api: AirflowA
     try:
         detected = until(found, STALL_SECONDS + DETECT_SECONDS, "the incident")
         assert control.health(newest(control)) is Health.STALLED
-        assert "lives but makes no step: numbers since" in found()[0].text
+        assert "runs but makes no step: numbers since" in found()[0].text
     finally:
         kill_session(broker, signal.SIGCONT)
     recovered = until(lambda: found()[0].closed, RECOVER_SECONDS, "the incident closes by itself")

@@ -124,7 +124,7 @@ def test_a_streams_page_is_for_those_who_may_see_the_dag(stack):
     assert "It was never started." in shown.text
     assert httpx.get(f"{page}/log", headers=allowed, timeout=30).status_code == httpx.codes.NOT_FOUND
     unknown = httpx.get(page.replace("word_count", "nothing"), headers=allowed, timeout=30)
-    assert "no stream is run by a DAG stream_nothing" in unknown.text
+    assert "DAG stream_nothing runs no stream" in unknown.text
 
 
 def test_a_person_publishes_what_is_blocked_and_a_backfill_restates_its_slice_alone(stack, spark):
@@ -201,7 +201,7 @@ def follow_by_command(api, slice_):
     # A state in between may be over before the test sees it.
     assert said[0] in ("queued", "running", "plan")
     conf = {"pipeline": SUM.name, "slice": slice_.name, "to_version": 1, "apply": True}
-    with pytest.raises(Refusal, match="rollback_slice failed: roll_back: say why: a roll-back needs a reason"):
+    with pytest.raises(Refusal, match="rollback_slice failed: roll_back: a roll-back needs a reason"):
         dag_runs.run(api, "rollback_slice", conf, said.append, 120)
 
 

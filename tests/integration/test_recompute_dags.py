@@ -123,7 +123,7 @@ def test_an_interval_is_restated_and_nothing_else(world: World) -> None:
     ("conf", "sentence"),
     [
         ({"from": "2100-01-01T00:00:00Z", "to": "2100-01-01T00:01:00Z", "reason": "r"}, "it is not over"),
-        ({"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:01:00Z"}, "say why"),
+        ({"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:01:00Z"}, "needs a reason: set reason"),
     ],
 )
 def test_what_cannot_be_done_fails_at_once_and_says_why(world: World, conf: dict[str, str], sentence: str) -> None:

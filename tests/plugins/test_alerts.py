@@ -207,7 +207,7 @@ def test_it_says_what_it_is_since_when_how_long_and_where(
     opened, recovered = (said["message"] for said in hooks.said)
     assert opened == f"{TEXT}\nSince 1970-01-01 00:00:00 UTC.\n{LINK}"
     assert recovered == (
-        f"run 7 published it\nIt was: {TEXT}\nIt lasted 1:01:01, since 1970-01-01 00:00:00 UTC.\n{LINK}"
+        f"run 7 published it\nThe problem was: {TEXT}\nIt began at 1970-01-01 00:00:00 UTC and lasted 1:01:01.\n{LINK}"
     )
     assert [said["type"] for said in hooks.said] == ["failure", "success"]
     assert mailbox.recipients == [["night@example.org", "day@example.org"]] * 2
@@ -224,7 +224,7 @@ def test_what_is_over_before_it_could_be_told_is_one_message(
     incidents.close(KEY, "run 7 published it")
     deliver(tmp_path)
     assert mailbox.subjects == [f"[tideline] recovered: {KEY}"]
-    assert "It was: rolling_sum, slice" in mailbox.body(0)
+    assert "The problem was: rolling_sum, slice" in mailbox.body(0)
 
 
 def test_recipients_may_be_a_list(
@@ -251,7 +251,7 @@ def test_a_dead_channel_is_tried_again_and_the_other_is_not_asked_twice(
         deliver(tmp_path)
     assert hooks.titles == [f"[tideline] opened: {KEY}"]
     assert [one.told for one in incidents.all()] == [False]
-    assert f"smtp did not take {KEY}, trying again later: ConnectionRefusedError" in caplog.text
+    assert f"smtp could not send {KEY}, the next delivery tries again: ConnectionRefusedError" in caplog.text
     with Mailbox(port) as mailbox:
         for _ in range(2):
             deliver(tmp_path)
@@ -282,7 +282,7 @@ def test_a_dead_channel_is_asked_once_in_a_delivery(
     for number in range(5):
         incidents.open(f"key-{number}", TEXT)
     deliver(tmp_path)
-    assert caplog.text.count("smtp did not take") == 1
+    assert caplog.text.count("smtp could not send") == 1
     assert len(incidents.unsent()) == 5
 
 
@@ -302,7 +302,7 @@ def test_failures_of_one_key_are_told_in_order_once_the_channel_is_back(
 @pytest.mark.parametrize(
     ("name", "connection", "sentence"),
     [
-        (MAIL, mail_to(1, to=""), "connection 'tideline_smtp' names no recipient: put an address, or a list, as `to`"),
+        (MAIL, mail_to(1, to=""), "connection 'tideline_smtp' has no recipient: set `to` in its extra"),
         (
             HOOK,
             json.dumps({"conn_type": "apprise", "extra": {"config": [{"path": f"nonsense://{PASSWORD}"}]}}),
@@ -346,7 +346,7 @@ def test_no_password_is_logged(
     incidents.open(KEY, TEXT)
     deliver(tmp_path)
     assert "SMTPAuthenticationError" in caplog.text
-    assert "JSON of connection 'tideline_apprise' did not take the message" in caplog.text
+    assert "JSON of connection 'tideline_apprise' rejected the message: check its address" in caplog.text
     everything = caplog.text + "".join(capfd.readouterr())
     assert PASSWORD not in everything
     assert wrong not in everything
@@ -371,7 +371,7 @@ def test_without_a_connection_nobody_is_told_and_none_of_it_later(
 def test_a_lake_that_cannot_be_read_fails_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "control").write_text("in the way")
     deliver(tmp_path)
-    assert "incidents could not be told, trying again later: " in caplog.text
+    assert "messages about incidents could not be sent, the next delivery tries again: " in caplog.text
 
 
 def _deliver(folder: str, start: Barrier, results: "Queue[int]") -> None:
@@ -446,7 +446,7 @@ def test_a_stalled_stream_is_told_while_it_is_followed(
         (Refusal("the topic is gone: create it"), "the topic is gone: create it"),
         (AirflowFailException("the slice is blocked"), "the slice is blocked"),
         (KeyError(), "KeyError"),
-        (None, "its process ended without a word; the log may say more"),
+        (None, "its process ended without an error message: see the log of the task"),
         (ValueError("x" * 5000), "ValueError: " + "x" * (1000 - len("ValueError: "))),
     ],
     ids=["an error", "a refusal", "a failure", "without words", "killed", "long"],
@@ -495,7 +495,7 @@ def test_a_missed_deadline_names_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert missed(tmp_path, monkeypatch, "running") == [
         (
             missed_deadline("recompute_sums"),
-            "recompute_sums is late: run run 1, queued at 12:00, was to be over by 13:00 and is running",
+            "recompute_sums is late: run run 1, queued at 12:00, should have ended by 13:00 and is still running",
         )
     ]
 
@@ -583,7 +583,7 @@ def test_a_failing_dag_is_one_message_and_its_success_another(
     opened, recovered = (said["message"] for said in hooks.said)
     assert re.search(r"^trial failed: task one of run \S+: ValueError: the disk is full\n", opened)
     assert re.search(r"/dags/trial/runs/\S+/tasks/one\?try_number=1$", opened)
-    assert re.search(r"^run \S+ of trial succeeded\nIt was: trial failed: task one of run ", recovered)
+    assert re.search(r"^run \S+ of trial succeeded\nThe problem was: trial failed: task one of run ", recovered)
 
     assert airflow(one="blocked") == "failed"
     assert mailbox.subjects[2:] == [f"[tideline] opened: {KEY}"], "what is told already is told once"
@@ -592,7 +592,7 @@ def test_a_failing_dag_is_one_message_and_its_success_another(
     assert airflow("silent", one="killed") == "failed"
     assert mailbox.subjects[3:] == ["[tideline] opened: dag.silent.failed"]
     assert "task one of run" in hooks.said[3]["message"]
-    assert "its process ended without a word" in hooks.said[3]["message"]
+    assert "its process ended without an error message" in hooks.said[3]["message"]
     log = (tmp_path / "log").read_text()
     assert PASSWORD not in log
     assert "Callback failed" not in log

@@ -147,7 +147,7 @@ def test_the_page_shows_state_progress_and_epochs_newest_first(get: Get, control
     control.ask_to_stop(3, Stop(time=time.time(), by="somebody"))
     page = get(PAGE).text
     assert '<span class="state stopping">stopping</span>' in page
-    assert "Epoch 3, last sign of life " in page
+    assert "Epoch 3, last heartbeat " in page
     assert rows(page, 0) == [
         ["numbers", "1,234,567", "8", "16.5", "0.0", "0", "2026-01-01", "1970-01-02 00:00:00 UTC"],
         ["lines", "", "0", "0.0", "0.0", "", "", "1970-01-01 00:00:00 UTC"],
@@ -286,7 +286,7 @@ def test_the_way_to_the_spark_ui_leads_there_while_the_driver_lives(get: Get, co
     end(control, epoch)
     answer = get(f"{PAGE}/spark")
     assert answer.status_code == 404
-    assert answer.json() == {"detail": f"no driver of {JOB} runs: its Spark UI has ended with it"}
+    assert answer.json() == {"detail": f"no driver of {JOB} runs, so there is no Spark UI"}
 
 
 @pytest.mark.parametrize("known", [{}, {"ui": "http://driver:4040/", "time": time.time() - STALE_SECONDS - 1000}])

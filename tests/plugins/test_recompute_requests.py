@@ -71,13 +71,13 @@ def test_a_run_by_hand_is_dry_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("params", "sentence"),
     [
-        ({**INTERVAL, "dry_run": False}, "say why"),
-        ({**INTERVAL, "dry_run": False, "reason": "  "}, "say why"),
-        ({"outdated": True, "dry_run": False}, "say why"),
-        ({"from": INTERVAL["from"]}, "needs both ends"),
-        ({"from": INTERVAL["to"], "to": INTERVAL["from"]}, "is no interval"),
+        ({**INTERVAL, "dry_run": False}, "needs a reason: set reason"),
+        ({**INTERVAL, "dry_run": False, "reason": "  "}, "needs a reason: set reason"),
+        ({"outdated": True, "dry_run": False}, "needs a reason: set reason"),
+        ({"from": INTERVAL["from"]}, "an interval needs two ends, but from=2026-01-31T12:00:00Z and to=None"),
+        ({"from": INTERVAL["to"], "to": INTERVAL["from"]}, "is not before to="),
         ({"from": "yesterday", "to": INTERVAL["to"]}, "no ISO 8601 time"),
-        ({**INTERVAL, "outdated": True}, "choose one"),
+        ({**INTERVAL, "outdated": True}, "not both"),
     ],
 )
 def test_a_form_that_is_not_clear_is_refused(params: dict[str, Any], sentence: str) -> None:

@@ -332,9 +332,9 @@ def test_a_stalled_stream_is_one_incident_and_left_alone_until_it_makes_a_step(
 
     fired(trigger(tmp_path), goes_on, stops)
     assert list(found) == [stalled(JOB)]
-    assert found[stalled(JOB)].startswith(f"stream {JOB} lives but makes no step: numbers since ")
+    assert found[stalled(JOB)].startswith(f"stream {JOB} runs but makes no step: numbers since ")
     assert said.names() == [f"{stalled(JOB)}-{number:06d}" for number in (1, 2)]
-    assert [(one.closed, one.text) for one in Incidents.of(tmp_path).all()] == [(True, "it goes on")]
+    assert [(one.closed, one.text) for one in Incidents.of(tmp_path).all()] == [(True, "the stream makes steps again")]
 
 
 def test_two_that_follow_one_after_the_other_open_one_incident(control: Control, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_crash_loop_is_over_when_a_driver_has_lived_long_enough(
 
     fired(trigger(tmp_path), grows_old, stops)
     found = {incident.key: incident for incident in Incidents.of(tmp_path).all()}
-    assert found[crash_loop(JOB)].text == "epoch 1 runs well"
+    assert found[crash_loop(JOB)].text == "epoch 1 has run for more than 10 minutes"
 
 
 def test_one_that_lives_long_but_is_stalled_is_not_well(control: Control, tmp_path: Path) -> None:
@@ -467,7 +467,7 @@ def test_progress_is_told_of_queries_that_have_made_a_batch() -> None:
     queries = (step(batch=0), QueryProgress(topic="lines", stepped=0.0), replace(step(batch=4), topic="clicks", lag=0))
     beat = Beat(time=0.0, owner=ELSEWHERE, phase=Phase.RUNNING, queries=queries)
     assert progress_of(Epoch(number=1, taken=0.0, beat=beat)) == (
-        " (numbers batch 0, 0 rows in 0.0 s, lag None; clicks batch 4, 0 rows in 0.0 s, lag 0)"
+        " (numbers batch 0, 0 rows in 0.0 s, lag unknown; clicks batch 4, 0 rows in 0.0 s, lag 0)"
     )
     assert progress_of(Epoch(number=1, taken=0.0)) == ""
 
@@ -477,8 +477,8 @@ def test_a_stall_names_what_is_stuck_since_when_and_what_to_do() -> None:
     beat = Beat(time=time.time(), owner=ELSEWHERE, phase=Phase.RUNNING, queries=queries, log="/logs/driver.log")
     told = stall_of(JOB, Epoch(number=1, taken=0.0, beat=beat))
     assert told.startswith(
-        f"stream {JOB} lives but makes no step: numbers since 1970-01-02 00:00:00 UTC, after batch 7. It is left alone."
+        f"stream {JOB} runs but makes no step: numbers since 1970-01-02 00:00:00 UTC, after batch 7. Its driver is "
     )
     assert "/logs/driver.log" in told
-    assert told.endswith(f"`tideline streams restart {JOB}` starts it anew")
+    assert told.endswith(f"If the driver hangs, run `tideline streams restart {JOB}`")
     assert "lines" not in told

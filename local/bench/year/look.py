@@ -56,7 +56,7 @@ def sql_of(kind: str, pipeline: Pipeline, now_ms: int) -> str:
 def _timed(look: Callable[[], object]) -> dict[str, float]:
     before, began = peak_bytes(), time.perf_counter()
     if not look():
-        raise Refusal("there is nothing to be seen: the simulated lake is not as it should be")
+        raise Refusal("the answer is empty: the simulated lake has no such slice or row")
     return {"seconds": time.perf_counter() - began, "before_bytes": before, "peak_bytes": peak_bytes()}
 
 

@@ -60,8 +60,8 @@ def sections(year: Year) -> list[Section]:
     """One section about the waits of readers, and one about the disk."""
     days = tuple(f"day {point.day}" for point in year.points)
     return [
-        Section(title="A year: what readers wait for", columns=("", *days, *_ends(year)), rows=_looks(year), text=""),
-        Section(title="A year: on the disk", columns=("", *days), rows=_disk(year), text=""),
+        Section(title="A year: how long readers wait", columns=("", *days, *_ends(year)), rows=_looks(year), text=""),
+        Section(title="A year: use of the disk", columns=("", *days), rows=_disk(year), text=""),
     ]
 
 
@@ -99,10 +99,10 @@ def _disk(year: Year) -> tuple[tuple[str, ...], ...]:
     rows += [_row(f"files, `{name}`", year, _files_of(name)) for name in _PARTS if _is_there(year, name)]
     rows.append(_row("newest checkpoint of `final`, MiB", year, lambda point: f"{point.checkpoint_bytes / _MIB:,.2f}"))
     rows.append(_row("files with rows that tables refer to", year, lambda point: f"{point.files.referred:,}"))
-    rows.append(_row("replaced, and still kept", year, lambda point: f"{point.files.replaced:,}"))
+    rows.append(_row("replaced files that are still kept", year, lambda point: f"{point.files.replaced:,}"))
     rows.append(_row("too many (goal 0)", year, _too_many))
-    rows.append(_row("commits, since the begin", year, lambda point: f"{point.files.commits:,}"))
-    rows.append(_row("seconds in which they were written", year, lambda point: f"{point.seconds:,.0f}"))
+    rows.append(_row("commits since the first day", year, lambda point: f"{point.files.commits:,}"))
+    rows.append(_row("seconds to write these days", year, lambda point: f"{point.seconds:,.0f}"))
     return tuple(rows)
 
 
@@ -148,7 +148,7 @@ _JUDGED: dict[str, Callable[[Point], float]] = {
 _SHOWN: dict[str, Callable[[Point], float]] = {
     "plan, s": _JUDGED["plan, s"],
     "memory of the plan's process, MiB": _JUDGED["memory of the plan's process, MiB"],
-    "of it by the plan itself, MiB": _mebibytes_of(PLAN, lambda looked: looked.own_bytes),
+    "of this, taken by the plan itself, MiB": _mebibytes_of(PLAN, lambda looked: looked.own_bytes),
     "slices page, s": _JUDGED["slices page, s"],
     "memory of the page's process, MiB": _mebibytes_of(PAGE, lambda looked: looked.peak_bytes),
     "newest slice, s": _JUDGED["newest slice, s"],
@@ -190,29 +190,30 @@ def is_whole(year: Year) -> bool:
 
 
 _TEXT = """\
-{days} days of 1-minute slices of {names}: the commits are made by the product's own writers (`final`, `ledger`, `drift`
-and `balance`, the live tables, `events`, run folders, incidents), and tended by its own upkeep (merging, folding,
-deletion, `upkeep`). A slice has {events} events and one window. Nobody writes while it is measured. Each look is a new
-process, without the time to load code; the median of {rounds}, of the slowest pipeline. *Plan* is what a run would do
-now, one slice is due; *slices page* is the console's; *newest slice* is a query for the windows of the newest final
-slice. Memory is the most that the process has had.
+{days} days of 1-minute slices of {names} are simulated. The product's own writers make the commits: `final`,
+`ledger`, `drift` and `balance`, the live tables, `events`, run folders, incidents. The product's own upkeep merges,
+folds and deletes, and the work of the DAG `upkeep` is done each day. A slice has {events} events and one window. No
+process writes during a measurement. Each measurement is made in a new process, and does not count the time to load
+code. A value is the median of {rounds}, for the slowest pipeline. *Plan* is the plan of a run when one slice is due.
+*Slices page* is the page of the console. *Newest slice* is a query for the windows of the newest final slice. Memory
+is the highest memory that the process has had.
 
-**What is scaled.** The last {one} before each point are committed as the platform commits them: a run and its folder
-for each slice, with a commit of the final table and five of the ledger, and an account every 15 minutes. In the
-{hourly} before a point {hour} slices share such commits, and at other times {far}: the final table's log, which is kept
-for 30 days, has fewer and longer entries than it would have. With a commit a minute it has 43,200 entries and 864
-checkpoints on any day after the 30th; to list them takes a reader some 50 ms more, at day 30 as at day 365. The streams
-commit once for each slice or such a step, not every second or two: 30 to 60 times less often, and less often still far
-from a point; live rows of all but the newest slice of a step are left out. What a stream merges and removes at every
-60th commit therefore waits longer.
+**What is scaled.** In the last {one} before each point, the commits are those of the platform: a run and its folder for
+each slice, with a commit of the final table and five of the ledger, and an account every 15 minutes. In the {hourly}
+before a point {hour} slices share such commits, and at other times {far}. So the log of the final table, which is kept
+for 30 days, has fewer and longer entries than a real one. With a commit a minute it has 43,200 entries and 864
+checkpoints on any day after the 30th. A reader takes some 50 ms more to list them, at day 30 as at day 365. Streams
+commit once for each slice or such a step, and not every second or two. That is 30 to 60 times less often, and even less
+often far from a point. Only the newest slice of a step gets live rows. A stream merges and removes at every 60th
+commit, so this happens later than on a real platform.
 
-**What is injected.** `time.time`, `datetime.now` and the times of change of files say the simulated time to the
-product; fsync is left out. The Delta library asks the machine's clock, so that the tables' two retentions are set
-longer by as much as the clocks differ, by one more commit for each simulated hour, or for each step. Records of topics
-are not sent: a topic is only asked for its ends. Pages of audits, checkpoints, task logs and Airflow's database are not
-simulated.
+**What is replaced.** `time.time`, `datetime.now` and the change times of files show the simulated time to the product.
+Nothing is fsynced. The Delta library reads the machine's clock. So the two retentions of each table are set longer, by
+the difference of the two clocks. This takes one more commit for each simulated hour, or for each step. No records are
+sent to topics: a topic is only asked for its ends. Pages of audits, checkpoints, task logs and Airflow's database are
+not simulated.
 
-**Files.** Every log entry is read by the benchmark itself. *Too many* are files in the folders of partitions that no
-table refers to, and that were replaced longer ago than the table's retention and the interval in which its writer
-deletes (a day for `final`, `drift` and `balance`, three hours for others) together. Files of a table that are not there
-are reported, too."""
+**Files.** The benchmark itself reads every log entry. *Too many* counts files in the folders of partitions to which no
+table refers, and which should be deleted by now. These were replaced longer ago than the table's retention and the
+interval in which its writer deletes, together. The interval is a day for `final`, `drift` and `balance`, and three
+hours for the others. Files of a table that are missing on the disk are reported, too."""

@@ -119,7 +119,7 @@ def run(
 ) -> Year:
     """Simulate the year, and measure at each point. The simulated year ends with yesterday."""
     if any(pipeline.slice_seconds * 1000 != MINUTE_MS for pipeline in PIPELINES.values()):
-        raise Refusal("the year is simulated with slices of a minute, and a definition says otherwise")
+        raise Refusal("the simulated year needs slice_seconds=60 in the definition of every pipeline")
     chosen = [PIPELINES[name] for name in pipelines]
     end_ms = int(time.time() * 1000) // DAY_MS * DAY_MS
     begin_ms, points = end_ms - days * DAY_MS, list[Point]()
@@ -130,11 +130,11 @@ def run(
         )
         for last, day in zip([0, *points_of(days)], points_of(days), strict=False):
             began = time.monotonic()
-            report(f"year: days {last + 1} to {day} are written")
+            report(f"year: writing the days {last + 1} to {day}")
             span = begin_ms + last * DAY_MS, begin_ms + day * DAY_MS
             files = _live_until(first, others, *span, cadence)
             seconds = time.monotonic() - began
-            report(f"year: day {day} is looked at")
+            report(f"year: measuring at day {day}")
             points.append(_look(settings, chosen, day, span[1], files, rounds, seconds))
     return Year(points=tuple(points), cadence=cadence, pipelines=tuple(pipelines), rounds=rounds)
 
@@ -221,7 +221,7 @@ def _looked(settings: Settings, kind: str, pipeline: Pipeline, now_ms: int, roun
 def _answer(command: Sequence[str], env: Mapping[str, str]) -> dict[str, float]:
     ran = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise Refusal(f"the simulated lake cannot be looked at: {ran.stderr[-3000:]}")
+        raise Refusal(f"a measurement of the simulated lake failed: {ran.stderr[-3000:]}")
     answer: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
     return answer
 

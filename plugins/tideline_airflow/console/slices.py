@@ -33,7 +33,7 @@ router = APIRouter(dependencies=[Depends(requires_access_dag(method="GET"))])
 def _pipeline(dag_id: str) -> Pipeline:
     found = {pipeline.recompute_job: pipeline for pipeline in PIPELINES.values()}.get(dag_id)
     if found is None:
-        raise HTTPException(404, f"no pipeline's slices are made final by a DAG {dag_id}")
+        raise HTTPException(404, f"DAG {dag_id} makes no slices final: only the DAGs recompute_PIPELINE have this page")
     return found
 
 
@@ -45,11 +45,12 @@ def slices(pipeline: _Pipeline) -> str:
     """The newest slices and the tide line."""
     ledger = _lake(pipeline).ledger()
     if ledger is None:
-        return _page(f"Slices of {pipeline.name}", "<p>No plan was made yet: unpause the DAG.</p>")
+        nothing = f"<p>No plan was made yet: unpause the DAG {pipeline.recompute_job}.</p>"
+        return _page(f"Slices of {pipeline.name}", nothing)
     newest, is_all = _newest(ledger)
     rows = [_row(pipeline, newest[name]) for name in sorted(newest, reverse=True)[:_SHOWN]]
-    more = f"<p>Older ones: <code>tideline query 'select * from slices_{pipeline.name}'</code></p>"
-    heads = ("slice", "state", "version", "rows", "events", "late", "since", "why")
+    more = f"<p>Older slices: <code>tideline query 'select * from slices_{pipeline.name}'</code></p>"
+    heads = ("slice", "state", "version", "rows", "events", "late", "since", "reason")
     return _page(
         f"Slices of {pipeline.name}",
         f"<p>{escape(_said(pipeline, ledger, newest))}</p>{_table(heads, rows)}{'' if is_all else more}",
@@ -76,8 +77,8 @@ def one_slice(pipeline: _Pipeline, name: str) -> str:
     history = ledger.history(known) if ledger else []
     header = final.headers([known[:8]]).get(known) if final else None
     if not history and header is None:
-        raise HTTPException(404, f"nothing is known of slice {known} of {pipeline.name}")
-    heads = ("at", "state", "version", "rows", "events", "late", "run", "why", "checks")
+        raise HTTPException(404, f"slice {known} of {pipeline.name} is neither in the ledger nor final")
+    heads = ("time", "state", "version", "rows", "events", "late", "run", "reason", "checks")
     rows = [
         (*_of(entry), entry.run, entry.reason, _Link("Data Docs", _docs(pipeline, entry)))
         for entry in reversed(history)
@@ -99,10 +100,10 @@ def data_docs(dag_id: str, run: str) -> str:
     checks = {pipeline.check_job: (pipeline, page_of_check) for pipeline in PIPELINES.values()}
     pipeline, place = {**audits, **checks}.get(dag_id, (None, None))
     if pipeline is None or place is None:
-        raise HTTPException(404, f"a DAG {dag_id} checks nothing")
+        raise HTTPException(404, f"DAG {dag_id} has no page of checks: only recompute_PIPELINE and check_PIPELINE have")
     path = place(_lake(pipeline).root, pipeline, run)
     if not path.is_file():
-        raise HTTPException(404, f"run {run} of {dag_id} has judged nothing, or its page is deleted")
+        raise HTTPException(404, f"run {run} of {dag_id} has no page of checks: nothing was checked, or it was deleted")
     return path.read_text(encoding="utf-8")
 
 

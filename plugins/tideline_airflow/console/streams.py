@@ -42,7 +42,7 @@ router = APIRouter(prefix="/streams/{dag_id}", dependencies=[Depends(requires_ac
 def _control(dag_id: str) -> Control:
     job = {dag_id_of(job): job for job in STREAMS}.get(dag_id)
     if job is None:
-        raise HTTPException(404, f"no stream is run by a DAG {dag_id}")
+        raise HTTPException(404, f"DAG {dag_id} runs no stream")
     return Control.of(Settings.from_env().lake_root, job)
 
 
@@ -83,7 +83,7 @@ def spark_ui(control: _Control) -> RedirectResponse:
     """Redirect to the Spark UI of the driver that runs."""
     epoch = control.newest_epoch()
     if epoch is None or not control.health(epoch).alive or epoch.beat is None or epoch.beat.ui is None:
-        raise HTTPException(404, f"no driver of {control.job} runs: its Spark UI has ended with it")
+        raise HTTPException(404, f"no driver of {control.job} runs, so there is no Spark UI")
     return RedirectResponse(epoch.beat.ui)
 
 
@@ -95,7 +95,7 @@ def _body(control: Control, history: list[Epoch], incidents: list[str]) -> str:
     return "".join(
         [
             f'<h1>{control.job} <span class="state {health}">{health}</span></h1>',
-            f"<p>Epoch {newest.number}, last sign of life {_utc(newest.last_sign)}."
+            f"<p>Epoch {newest.number}, last heartbeat {_utc(newest.last_sign)}."
             f"{f' Failures in a row: {failed}.' if failed else ''}"
             f' <a href="{page}/log">Driver’s log</a> · <a href="{page}/spark">Spark UI</a></p>',
             *(f'<p class="incident">{escape(text)}</p>' for text in incidents),
@@ -109,7 +109,7 @@ def _body(control: Control, history: list[Epoch], incidents: list[str]) -> str:
             ),
             "<h2>Epochs</h2>",
             _table(
-                ("epoch", "began", "ended", "how", "why"),
+                ("epoch", "began", "ended", "state", "cause"),
                 ((e.number, _utc(e.taken), *_ending(control, e)) for e in reversed(history)),
             ),
         ]

@@ -62,7 +62,7 @@ def _mail(connection: "Connection", message: Message) -> None:
 
     recipients = connection.extra_dejson.get("to")
     if not recipients:
-        raise Refusal(f"connection {SMTP!r} names no recipient: put an address, or a list, as `to` into its extra")
+        raise Refusal(f"connection {SMTP!r} has no recipient: set `to` in its extra to an address or a list")
     lines = [*message.text.splitlines(), *([message.link] if message.link else [])]
     with Mail(smtp_conn_id=SMTP) as mail:
         mail.send_email_smtp(to=recipients, subject=message.subject, html_content=_html(lines, message.link))
@@ -105,11 +105,11 @@ def _notify(service: Any, message: Message) -> None:
         notify_type=NotifyType.SUCCESS if message.good else NotifyType.FAILURE,
     )
     if not taken:
-        raise Refusal(f"{service.service_name} of connection {APPRISE!r} did not take the message")
+        raise Refusal(f"{service.service_name} of connection {APPRISE!r} rejected the message: check its address")
 
 
 def _refuse(number: int, message: Message) -> None:
     raise Refusal(
         f"entry {number} in the config of connection {APPRISE!r} is no address that Apprise knows: "
-        'write {"path": "slack://…"}, or a list of such'
+        'write {"path": "slack://…"}, or a list of such entries'
     )

@@ -34,7 +34,7 @@ def deliver(lake_root: Folder) -> None:
         if due:
             _Delivery(incidents=incidents, channels=channels()).send(due)
     except Exception as error:
-        log.warning("incidents could not be told, trying again later: %s", _sentence(error))
+        log.warning("messages about incidents could not be sent, the next delivery tries again: %s", _sentence(error))
 
 
 def message(incident: Incident) -> Message:
@@ -44,8 +44,8 @@ def message(incident: Incident) -> Message:
         text = f"{incident.text}\nSince {opened} UTC."
         return Message(subject=f"[tideline] opened: {incident.key}", text=text, link=link, good=False)
     lasted = timedelta(seconds=round(incident.updated - incident.opened))
-    was = f"\nIt was: {incident.was}" if incident.was else ""
-    text = f"{incident.text}{was}\nIt lasted {lasted}, since {opened} UTC."
+    was = f"\nThe problem was: {incident.was}" if incident.was else ""
+    text = f"{incident.text}{was}\nIt began at {opened} UTC and lasted {lasted}."
     return Message(subject=f"[tideline] recovered: {incident.key}", text=text, link=link, good=True)
 
 
@@ -63,7 +63,7 @@ class _Delivery:
         for unsent in due:
             key = unsent.incident.key
             if time.monotonic() > until:
-                log.warning("some incidents are not told yet: the rest leaves with the next delivery")
+                log.warning("there was no time for all messages about incidents: the next delivery sends the rest")
                 return
             # Messages of one key are sent in order: a recovery must not be announced after the next failure.
             if key in waiting or not self._deliver(unsent):
@@ -91,7 +91,8 @@ class _Delivery:
         except Exception as error:
             self.dead.add(channel)
             self.incidents.give_back(claim)
-            log.warning("%s did not take %s, trying again later: %s", channel, unsent.incident.key, _sentence(error))
+            key = unsent.incident.key
+            log.warning("%s could not send %s, the next delivery tries again: %s", channel, key, _sentence(error))
             return False
         self.incidents.note_sent(claim)
         return True

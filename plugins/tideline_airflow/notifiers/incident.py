@@ -121,8 +121,8 @@ def _deadline_missed(incidents: "Incidents", context: dict[str, Any]) -> None:
         # Airflow drops the deadline of a run that succeeded; a run that failed has an incident already.
         return
     text = (
-        f"{dag_id} is late: run {run_id}, queued at {run['queued_at']}, was to be over by "
-        f"{deadline['deadline_time']} and is {run['state']}"
+        f"{dag_id} is late: run {run_id}, queued at {run['queued_at']}, should have ended by "
+        f"{deadline['deadline_time']} and is still {run['state']}"
     )
     incidents.open(missed_deadline(dag_id), text, link=_run_page(dag_id, run_id))
 
@@ -143,7 +143,7 @@ def _sentence(error: object) -> str:
     from jobs.refusal import Refusal
 
     if error is None:
-        return "its process ended without a word; the log may say more"
+        return "its process ended without an error message: see the log of the task"
     words = str(error).strip()
     meant = bool(words) and isinstance(error, Refusal | AirflowException | str)
     told = words if meant else f"{type(error).__name__}: {words}".rstrip(": ")

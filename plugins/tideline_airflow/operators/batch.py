@@ -55,7 +55,7 @@ class PipelineOperator(BaseOperator):
         """Begin when the disk of the lake has room. A task that waits for room holds no worker slot."""
         lake_root = Settings.from_env().lake_root
         if Room.of(lake_root).is_short():
-            self.log.warning("the disk of the lake is full: waiting for room")
+            self.log.warning("the disk of the lake is full: the task waits until enough space is free")
             self.defer(trigger=RoomTrigger(lake_root=str(lake_root)), method_name="go_on")
 
     def go_on(self, context: Context, event: dict[str, Any]) -> Any:
@@ -129,8 +129,9 @@ class BatchJobOperator(PipelineOperator):
         words = next((line for line in reversed(last) if line.startswith(_REFUSAL)), None)
         if words:
             raise AirflowFailException(words.removeprefix(_REFUSAL))
-        end = f"; the last line of its log: {last[-1]}" if last else ""
-        raise DriverError(f"the driver of {' '.join(arguments[:2])} ended with {self._process.returncode}{end}")
+        end = f"ended with exit code {self._process.returncode}"
+        line = f"; the last line of its log: {last[-1]}" if last else ""
+        raise DriverError(f"the driver of {' '.join(arguments[:2])} {end}{line}")
 
     def _say(self, process: "subprocess.Popen[str]") -> "deque[str]":
         last: deque[str] = deque(maxlen=_KEPT_LINES)

@@ -25,8 +25,8 @@ class CheckOperator(PipelineOperator):
         run_id = context["dag_run"].run_id
         link = DataDocsLink.address(context["dag"].dag_id, run_id)
         verdict = checking.check(self.lake(), run_id, link=link)
-        context["ti"].xcom_push(RUN_NOTE, (verdict.sentence or "All is as it should be.")[:RUN_NOTE_LENGTH])
+        context["ti"].xcom_push(RUN_NOTE, (verdict.sentence or "All checks passed.")[:RUN_NOTE_LENGTH])
         if not verdict.passed:
-            raise ServedError(f"what {self.pipeline} serves fails its checks: {verdict.sentence}")
+            raise ServedError(f"the rows that {self.pipeline} serves fail their checks: {verdict.sentence}")
         if verdict.failures:
             self.log.warning("Warnings: %s", verdict.sentence)

@@ -129,7 +129,8 @@ class ResetStreamOperator(BaseOperator):
         except Refusal as refusal:
             # The next try would be refused again.
             raise AirflowFailException(str(refusal)) from refusal
-        done = "Done: start the stream." if self.apply else "Nothing is changed: this was a dry run."
+        dry = "Nothing is changed: this was a dry run. Set apply to reset the stream."
+        done = "The reset is done: start the stream now." if self.apply else dry
         self.log.info("%s\n%s\n%s", as_text(planned.table(), _LOG_WIDTH), "\n".join(planned.effects()), done)
         context["ti"].xcom_push(RUN_NOTE, "\n\n".join([done, *planned.effects()])[:RUN_NOTE_LENGTH])
         return planned.as_rows()

@@ -103,7 +103,7 @@ class RecomputeOperator(BatchJobOperator):
         staged = {work.slice: StagedSlice() for work in plan.work if not work.window_events}
         if not plan.has_windows:
             folder.take(staged)
-            self.log.info("No windows in %d slices: nothing to compute.", len(plan.work))
+            self.log.info("The %d planned slices have no windows, so no Spark job is started.", len(plan.work))
             return
         busy = plan.only(name for name in plan.names if name not in staged)
         if task.try_number <= task.max_tries:
@@ -113,7 +113,7 @@ class RecomputeOperator(BatchJobOperator):
         try:
             found = isolate(busy.names, lambda group: self._compute_group(folder, busy.only(group)))
         except ComputeError as error:
-            raise DriverError(f"the cause seems to lie outside of the slices, none is blamed: {error}") from error
+            raise DriverError(f"the cause is probably outside of the slices, so none is blocked: {error}") from error
         for result in found.results:
             staged |= result
         folder.take(staged, found.failing)
@@ -127,7 +127,7 @@ class RecomputeOperator(BatchJobOperator):
             if Room.of(self.settings().lake_root).is_short():
                 # The full disk is the cause. Smaller groups would find room, so a slice would be blamed wrongly.
                 raise
-            self.log.warning("%d slices could not be computed together: %s", len(part.work), error)
+            self.log.warning("a Spark job for %d slices failed: %s", len(part.work), error)
             raise ComputeError(str(error)) from error
 
     def _compute(self, folder: RunFolder, part: Plan) -> dict[str, StagedSlice]:
@@ -163,7 +163,7 @@ class AuditOperator(BatchJobOperator):
             words = ". ".join(f"Slice {name} is blocked: {'; '.join(failures)}" for name, failures in blocked.items())
             context["ti"].xcom_push(RUN_NOTE, words[:RUN_NOTE_LENGTH])
             raise BlockedError(words)
-        self.log.info("%d slices pass.", len(verdicts))
+        self.log.info("%d slices passed the audit.", len(verdicts))
         return {name: failures for name, failures in said.items() if failures}
 
     def _examine(self, run_id: str, link: str) -> None:
@@ -172,10 +172,10 @@ class AuditOperator(BatchJobOperator):
         lake = self.lake()
         rows = auditing.staged_rows(lake, run_id)
         if auditing.is_small(rows):
-            self.log.info("%s rows are judged here.", f"{rows:,}")
+            self.log.info("%s staged rows are audited in this task, without Spark.", f"{rows:,}")
             auditing.examine(lake, run_id, link=link)
         else:
-            self.log.info("%s rows are judged by Spark.", f"{rows:,}")
+            self.log.info("%s staged rows are audited by a Spark job.", f"{rows:,}")
             self.submit("audit", self.pipeline, "--run", run_id, "--link", link)
 
 
@@ -190,7 +190,7 @@ class PublishOperator(PipelineOperator):
         folder = RunFolder.of(self.lake(), run_id)
         _plan_or_skip(folder)
         if folder.verdicts() is None:
-            raise AirflowSkipException("nothing was audited; the next run takes these slices again")
+            raise AirflowSkipException("no slice of this run was audited: the next run plans these slices again")
         return self.tell(context, self.publish(run_id))
 
     def publish(self, run_id: str, approved: Mapping[str, str] | None = None) -> "Published":
@@ -227,8 +227,8 @@ class PublishOperator(PipelineOperator):
 def _plan_or_skip(folder: RunFolder) -> Plan:
     """The plan of this run. The task is skipped after a dry run, or if nothing is due."""
     if not folder.path.exists():
-        raise AirflowSkipException("nothing was planned: a dry run, or the run was given up")
+        raise AirflowSkipException("this run has no plan: it was a dry run, or newer runs have taken its slices")
     plan = folder.plan()
     if not plan.work and not plan.unannounced:
-        raise AirflowSkipException("nothing is due")
+        raise AirflowSkipException("no slice is due")
     return plan

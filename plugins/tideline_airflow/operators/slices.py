@@ -24,7 +24,7 @@ def _blocked(operator: PipelineOperator, slice_: str) -> Entry:
     if entry is None or entry.state is not State.BLOCKED:
         state = entry.state if entry else "unknown"
         raise Refusal(
-            f"slice {slice_} of {operator.pipeline!r} is not blocked but {state}: there is nothing to approve"
+            f"slice {slice_} of {operator.pipeline!r} is not blocked, its state is {state}: there is nothing to approve"
         )
     return entry
 
@@ -57,7 +57,7 @@ class ShowBlockedOperator(PipelineOperator):
             raise AirflowFailException(str(refusal)) from refusal
         except KeyError as error:
             raise AirflowFailException(
-                f"what run {entry.run} has staged of slice {self.slice} is cleaned away: restate the slice instead"
+                f"the rows that run {entry.run} staged for slice {self.slice} were deleted: restate the slice instead"
             ) from error
         failures = [f"* {f['expectation']}: {f['observed']} ({f['severity']})" for f in verdict["failures"]]
         heads = [
@@ -87,10 +87,10 @@ class PublishBlockedOperator(PublishOperator):
         """Return the version that is served from now on."""
         try:
             if not (self.reason or "").strip():
-                raise Refusal("say why: a blocked slice is published for a reason, which the ledger keeps")
+                raise Refusal("a blocked slice needs a reason to be published: enter one with the approval")
             folder = RunFolder.of(self.lake(), self.run)
             if _blocked(self, self.slice).run != self.run or _shown(folder, self.slice) != self.shown:
-                raise Refusal(f"slice {self.slice} was computed again since it was shown: look at it anew")
+                raise Refusal(f"slice {self.slice} was computed again since it was shown: trigger this DAG again")
             approved = {self.slice: f"{self.by}: {self.reason.strip()}"}
         except Refusal as refusal:
             raise AirflowFailException(str(refusal)) from refusal
@@ -139,7 +139,7 @@ class RollBackOperator(PublishOperator):
         old, _ = earlier(lake, final, self.slice, int(self.to_version))
         return [
             f"Slice {header.slice}, version {header.version}: {header.rows:,} rows, checksum {header.checksum}, "
-            f"{header.verdict}, {header.reason}."
+            f"verdict: {header.verdict}, reason: {header.reason}."
             for header in (now, old)
         ]
 
@@ -149,7 +149,7 @@ class RollBackOperator(PublishOperator):
 
         reason = (self.reason or "").strip()
         if not reason:
-            raise Refusal("say why: a roll-back needs a reason, which the ledger keeps")
+            raise Refusal("a roll-back needs a reason: set reason, and the ledger records it")
         run, version = context["dag_run"].run_id, int(self.to_version)
         header = rollback.roll_back(
             self.lake(), self.settings().kafka, self.slice, version, run=run, reason=reason, by=self.by
@@ -157,4 +157,4 @@ class RollBackOperator(PublishOperator):
         asset = asset_of(self.definition)
         self.outlets = [asset]
         context["outlet_events"][asset].add_partitions(key_of(slice_named(self.definition, self.slice)))
-        return [f"Done: its rows are served again, as version {header.version}."]
+        return [f"Done: the rows of version {version} are served again, as version {header.version}."]

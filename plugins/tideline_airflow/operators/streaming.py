@@ -81,12 +81,14 @@ class StreamingJobOperator(BaseOperator):
         step = control.next_step()
         if isinstance(step, Attach):
             stopping = control.stop_of(step.epoch) is not None
-            what = "is stopping; another starts after it" if stopping else "runs already: following it"
+            what = (
+                "is stopping: the next driver starts after its end" if stopping else "runs already: the task follows it"
+            )
             self.log.info("epoch %d of %s %s", step.epoch, self.job, what)
             self._follow(step.epoch, then_start=stopping)
         if isinstance(step, Wait):
             self.log.info(
-                "%s has failed %d times in a row; the next start is in %.0f s (`tideline streams restart %s`: at once)",
+                "%s has failed %d times in a row; the next start is in %.0f s (now: `tideline streams restart %s`)",
                 *(self.job, step.failures, step.until - time.time(), self.job),
             )
             self._follow(None)
@@ -103,7 +105,7 @@ class StreamingJobOperator(BaseOperator):
         if not epoch.receipt.clean:
             self._fail(control, epoch, epoch.receipt)
         Incidents.of(Settings.from_env().lake_root).close(crash_loop(self.job), epoch.receipt.cause)
-        self.log.info("epoch %d of %s ended in order: %s", epoch.number, self.job, epoch.receipt.cause)
+        self.log.info("epoch %d of %s ended cleanly: %s", epoch.number, self.job, epoch.receipt.cause)
         if then_start:
             self._go_on(control)
         return {"epoch": epoch.number, **asdict(epoch.receipt)}
@@ -122,7 +124,7 @@ class StreamingJobOperator(BaseOperator):
     def _await_room(self) -> None:
         """Wait if the disk is full: a live driver cannot write a heartbeat then, and another driver would fail too."""
         if Room.of(Settings.from_env().lake_root).is_short():
-            self.log.warning("the disk of the lake is full: waiting for room")
+            self.log.warning("the disk of the lake is full: the task waits until enough space is free")
             self._follow(None)
 
     def _follow(self, epoch: int | None, *, then_start: bool = False) -> NoReturn:
@@ -134,7 +136,7 @@ class StreamingJobOperator(BaseOperator):
         text = f"stream {self.job}, epoch {epoch.number}: {receipt.cause} (driver's log: {epoch.log or 'none'})"
         if failed < LOOP_FAILURES:
             raise StreamFailedError(text)
-        way_out = f"mend it, then `tideline streams restart {self.job}`"
+        way_out = f"remove the cause, then run `tideline streams restart {self.job}`"
         told = f"stream {self.job} fails again and again: {receipt.cause}; {way_out}"
         link = StreamLink().get_link(self, ti_key=None)
         Incidents.of(Settings.from_env().lake_root).open(crash_loop(self.job), told, link=link)

@@ -59,4 +59,4 @@ class ApplyTopicsOperator(PlanTopicsOperator):
         from jobs.broker import topics
 
         topics.apply(client, steps)
-        self.log.info("All %d topics are as they should be.", len({step.topic.name for step in steps}))
+        self.log.info("All %d topics match their definitions.", len({step.topic.name for step in steps}))

@@ -36,7 +36,7 @@ class UpkeepOperator(BaseOperator):
         home, drivers = os.environ.get("TIDELINE_HOME"), driver_logs("")
         tasks = drivers.parent
         if not home or not tasks.resolve().is_relative_to(Path(home).resolve()):
-            self.log.info("%s is left alone: logs are removed only below TIDELINE_HOME", tasks)
+            self.log.info("logs are not removed from %s, since this folder is not below TIDELINE_HOME", tasks)
             return []
         processor = Path(conf.get("logging", "dag_processor_child_process_log_directory"))
         of_drivers = list(drivers.iterdir()) if drivers.is_dir() else []

@@ -1,1 +1,1 @@
-"""When DAGs run and in which order, which slices a run takes, and the arguments that all DAGs share."""
+"""When DAGs run and in which order, which slices a run takes, and the arguments and form fields that DAGs share."""

@@ -58,10 +58,10 @@ def _by_hand(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Cal
     slices = _between(pipeline, params.get("from"), params.get("to"))
     wants = bool(slices or params.get("outdated") or run.partition_key)
     if wants and not dry_run and not reason:
-        raise Refusal("say why: a run that restates slices needs a reason, which the ledger keeps")
+        raise Refusal("a run that restates slices needs a reason: set reason, and the ledger records it")
     if params.get("outdated"):
         if slices:
-            raise Refusal("choose one: an interval (from, to), or all slices that are outdated")
+            raise Refusal("the form has both an interval and outdated=true: set from and to, or outdated, but not both")
         return Asked(request=Request(slices=(), reason=reason or "dry run"), dry_run=dry_run, outdated=True)
     if slices:
         return Asked(request=Request(slices=slices, reason=reason or "dry run"), dry_run=dry_run)
@@ -74,12 +74,12 @@ def _between(pipeline: Pipeline, from_: str | None, to: str | None) -> tuple[Sli
     if not from_ and not to:
         return ()
     if not from_ or not to:
-        raise Refusal("an interval needs both ends: set from and to, or none of them")
+        raise Refusal(f"an interval needs two ends, but from={from_} and to={to}: set both, or none of them")
     from_ms, to_ms = parse_time(from_), parse_time(to)
     if from_ms >= to_ms:
-        raise Refusal(f"from {from_} to {to} is no interval: to must come after from")
+        raise Refusal(f"from={from_} is not before to={to}: set a later end")
     if (count := (to_ms - from_ms) // (pipeline.slice_seconds * 1000)) > MAX_SLICES:
-        raise Refusal(f"from {from_} to {to} are {count:,} slices: a run takes {MAX_SLICES:,} at most, ask for a part")
+        raise Refusal(f"from={from_} to={to}: {count:,} slices, and a run takes at most {MAX_SLICES:,}: set a part")
     return tuple(slices_between(pipeline, from_ms, to_ms))
 
 

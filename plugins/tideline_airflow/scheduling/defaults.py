@@ -38,6 +38,13 @@ ALERTS: dict[str, Any] = {
     "on_success_callback": IncidentNotifier(Event.RUN_SUCCEEDED),
     "on_failure_callback": IncidentNotifier(Event.RUN_FAILED),
 }
+# The arguments of every DAG but those of streams.
+DAG_ARGS: dict[str, Any] = {"default_args": DEFAULT_ARGS, **ALERTS}
+
+
+def scheduled(*, deadline_minutes: float) -> dict[str, Any]:
+    """The same with a schedule: one run at a time, no runs for the past, an incident for a run that takes too long."""
+    return {**DAG_ARGS, "catchup": False, "max_active_runs": 1, "deadline": deadline(deadline_minutes)}
 
 
 def deadline(minutes: float) -> DeadlineAlert:

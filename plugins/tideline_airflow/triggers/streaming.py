@@ -87,7 +87,7 @@ class StreamTrigger(BaseTrigger):
             # A driver that is started on a full disk would only fail.
             return not short and not isinstance(control.next_step(), Wait)
         if control.newest() == 0:
-            raise FileNotFoundError(f"{self.lake_root} has nothing of it: is the lake mounted?")
+            raise FileNotFoundError(f"{self.lake_root} has no documents of this stream: is the lake mounted?")
         epoch = control.epoch(self.epoch)
         health = control.health(epoch)
         self._blind = False
@@ -118,10 +118,10 @@ class StreamTrigger(BaseTrigger):
             link = page(f"{CONSOLE}/streams/{dag_id_of(self.job)}")
             incidents.open(stalled(self.job), stall_of(self.job, epoch), link=link)
         elif health is Health.RUNNING:
-            incidents.close(stalled(self.job), "it goes on")
+            incidents.close(stalled(self.job), "the stream makes steps again")
             if time.time() - epoch.taken > WELL_SECONDS:
                 for key in (crash_loop(self.job), failed_run(dag_id_of(self.job))):
-                    incidents.close(key, f"epoch {epoch.number} runs well")
+                    incidents.close(key, f"epoch {epoch.number} has run for more than {WELL_SECONDS / 60:.0f} minutes")
 
 
 def ask_to_stop_once(control: Control, epoch: int) -> None:
@@ -133,11 +133,15 @@ def ask_to_stop_once(control: Control, epoch: int) -> None:
 def progress_of(epoch: Epoch) -> str:
     """The progress of each query, in a few words."""
     told = [
-        f"{q.topic} batch {q.batch}, {q.rows:,} rows in {q.batch_seconds:.1f} s, lag {q.lag}"
+        f"{q.topic} batch {q.batch}, {q.rows:,} rows in {q.batch_seconds:.1f} s, lag {_known(q.lag)}"
         for q in epoch.queries
         if q.batch is not None
     ]
     return f" ({'; '.join(told)})" if told else ""
+
+
+def _known(lag: int | None) -> str:
+    return "unknown" if lag is None else f"{lag:,}"
 
 
 def stall_of(job: str, epoch: Epoch) -> str:
@@ -147,7 +151,7 @@ def stall_of(job: str, epoch: Epoch) -> str:
         for query in stalled_queries(epoch, time.time())
     ]
     return (
-        f"stream {job} lives but makes no step: {'; '.join(stuck)}. It is left alone. Look at its Spark UI and at "
-        f"{epoch.log or 'its log'}: is Kafka slow, the disk full, a batch too large? `tideline streams restart {job}` "
-        "starts it anew"
+        f"stream {job} runs but makes no step: {'; '.join(stuck)}. Its driver is left running. Look at its Spark UI "
+        f"and at {epoch.log or 'its log'}: is Kafka slow, the disk full, or a micro-batch too large? If the driver "
+        f"hangs, run `tideline streams restart {job}`"
     )

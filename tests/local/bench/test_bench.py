@@ -9,7 +9,9 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from local.bench import report as bench_report
 from local.bench import run as bench
+from local.bench.batch_report import sections
 from local.bench.freshness import Freshness
+from local.bench.measured import Batch
 from local.bench.run import Race, Results
 from local.bench.scale import Scaled
 
@@ -67,6 +69,15 @@ def test_what_workers_bring_replaces_its_part_of_the_page_and_no_other(tmp_path)
     assert page.read_text() == before
 
 
+def test_the_page_in_the_docs_has_the_texts_of_the_report():
+    """The page is written only when somebody measures, so a changed text must be changed in the page, too."""
+    page = bench_report.PAGE.read_text()
+    texts = [paragraph.strip() for paragraph in bench_report._PAGE.split("\n\n") if "{" not in paragraph]
+    texts += [section.text for section in sections(Batch())]
+    assert len(texts) > 10
+    assert [text for text in texts if text not in page] == []
+
+
 def test_an_unknown_workload_is_refused():
-    with pytest.raises(Refusal, match="nothing to measure is called relay"):
+    with pytest.raises(Refusal, match="there is no measurement relay: choose from ingest"):
         bench.run(Settings.from_env({}), records=1_000, rounds=1, only=("relay",), report=print)

@@ -212,5 +212,5 @@ def test_a_year_replaces_its_part_of_the_page_and_a_whole_run_leaves_it(tmp_path
 def test_a_year_is_measured_only_when_it_is_asked_for():
     assert bench.YEAR in bench.CHOICES
     assert bench.YEAR not in bench.EVERYTHING
-    with pytest.raises(Refusal, match=r"nothing to measure is called month: choose from .*, year"):
+    with pytest.raises(Refusal, match=r"there is no measurement month: choose from .*, year"):
         bench.run(Settings.from_env({}), records=1_000, rounds=1, only=("month",), report=print)

@@ -101,7 +101,7 @@ def test_a_changed_jar_is_refused_and_never_put_in_place(tmp_path, mirror):
     address, _ = mirror
     jar = jars.Jar(set="broker", group="org.example", artifact="thing", version="1.0", sha256="0" * 64)
     folder = tmp_path / "jars"
-    with pytest.raises(Refusal, match="it was changed on the way or in the repository"):
+    with pytest.raises(Refusal, match="the file was changed on the way or in the repository"):
         jars.fetch(folder, [jar], mirror=address)
     assert not (folder / jar.path).exists()
 

@@ -127,5 +127,5 @@ def test_it_is_started_once_a_day_and_nobody_waits_for_it(
     assert len(started) == 3
     assert started[0][1:] == [sys.executable, "-m", "local.platform.database"]
     said = [(record.levelno, record.getMessage()) for record in caplog.records]
-    words = "cleaning Airflow's database ended with"
+    words = "cleaning Airflow's database ended with exit code"
     assert said == [(logging.INFO, f"{words} 0"), (logging.WARNING, f"{words} 1")]

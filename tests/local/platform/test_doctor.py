@@ -50,7 +50,7 @@ def test_one_port_for_two_is_refused(settings):
 def test_a_full_disk_is_refused(settings, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 10**12, 10**8))
-    with pytest.raises(Refusal, match=r"has 0\.1 GB left, 3 GB are needed: free some, or set TIDELINE_HOME"):
+    with pytest.raises(Refusal, match=r"has 0\.1 GB left, 3 GB are needed: free some space, or set TIDELINE_HOME"):
         doctor.preflight(settings)
 
 

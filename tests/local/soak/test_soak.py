@@ -75,7 +75,7 @@ def test_a_fault_is_none_too_many(kind):
 
 
 def test_nothing_final_is_not_keeping_up():
-    assert soaked(sample(1, 100, final=0), sample(2, 100, final=0)).unmet() == ["nothing of rolling_sum became final"]
+    assert soaked(sample(1, 100, final=0), sample(2, 100, final=0)).unmet() == ["no slice of rolling_sum became final"]
 
 
 def test_slices_that_take_too_long_to_publish_are_told():

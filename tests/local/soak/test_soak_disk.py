@@ -35,8 +35,8 @@ def test_the_most_of_the_second_half_is_compared_with_that_of_the_first(last: fl
     assert (found == []) is is_flat
     if not is_flat:
         assert found == [
-            "the disk is not flat: besides its rows the lake took 112 MB at most in the second half of the time since "
-            "minute 20, and 100 MB in the first"
+            "the lake keeps growing: without the rows of its tables it took up to 100 MB in the first half of the time "
+            "since minute 20, and up to 112 MB in the second"
         ]
 
 
@@ -47,7 +47,7 @@ def test_rows_may_grow() -> None:
 
 def test_what_would_have_fitted_anyway_shows_nothing() -> None:
     (found,) = disk((20, use(90)), (60, use(90)), freed_mb=300).unmet()
-    assert found.startswith("without upkeep the lake would take 390 MB, which the quota of 400 MB holds")
+    assert found.startswith("without upkeep the lake would take 390 MB, which fits into the quota of 400 MB")
 
 
 def test_without_a_quota_it_is_only_shown() -> None:
@@ -58,10 +58,10 @@ def test_without_a_quota_it_is_only_shown() -> None:
 
 def test_it_is_a_part_of_the_verdict() -> None:
     found = soaked(sample(1, 100), sample(2, 100), disk=disk((20, use(90)), (60, use(190))))
-    assert any("the disk is not flat" in sentence for sentence in found.unmet())
+    assert any("the lake keeps growing" in sentence for sentence in found.unmet())
     said = "\n".join(soak_report.verdict(found))
     assert "disk at the end: lake 190 MB in 7 files, broker 1 MB in 7 files" in said
-    assert "deleted by the writers of tables: 500 MB in 9 files; without it the lake would take 690 MB" in said
+    assert "deleted by the writers of tables: 500 MB in 9 files; without this the lake would take 690 MB" in said
     *_, shown = soak_report.tables(found)
     assert (shown.title, shown.row_count) == ("disk", 2)
 
@@ -109,5 +109,5 @@ def test_a_quota_is_a_disk_of_that_size_and_is_gone_afterwards(tmp_path: Path) -
 
 def test_who_may_not_mount_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(Refusal, match="only root may"), disk_of(tmp_path / "lake", 5):
+    with pytest.raises(Refusal, match="only root may do"), disk_of(tmp_path / "lake", 5):
         raise AssertionError("it is not begun")
