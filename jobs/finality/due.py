@@ -143,56 +143,71 @@ def over(pipeline: Pipeline, inputs: PlanInputs) -> list[Slice]:
 
 
 def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = None) -> SliceSurvey:
-    """Find the slices that are closed, those that are due, and those that wait or are refused."""
-    asked = set(request.slices) if request else set()
-    refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, inputs, slice_))}
-    recent = [s for s in over(pipeline, inputs) if s.name not in inputs.settled]
-    left = (name for name in inputs.left if name not in inputs.settled)
-    # A slice that was made final before it was over waits until it is.
-    named = (slice_named(pipeline, name) for name in (*inputs.late, *left))
-    touched = {slice_ for slice_ in named if not early(pipeline, slice_, inputs.now_ms)}
-    wanted = sorted({*recent, *touched, *(asked - set(refused))})
-    candidates = [slice_ for slice_ in wanted if has_events(pipeline, slice_, inputs.events_from_ms)]
-    taken: dict[Slice, Boundary] = {}
-    waiting: dict[Slice, Boundary] = {}
-    due: list[Due] = []
-    for slice_ in candidates:
-        if request and slice_ not in asked:
-            if _boundary(inputs, slice_) is None:
-                taken[slice_] = _now(inputs)
-            continue
-        reason = request.reason if request else _reason(pipeline, inputs, slice_)
-        boundary = _boundary(inputs, slice_)
-        if boundary is None:
-            boundary = taken[slice_] = _now(inputs)
-        if reason is None:
-            continue
-        if not boundary.is_reached(inputs.landed):
-            waiting[slice_] = boundary
-            continue
-        header = inputs.headers.get(slice_.name)
-        due.append(
-            Due(
-                slice=slice_,
-                version=header.version if header else 0,
-                reason=reason,
-                boundary=boundary,
-                late=_late(inputs, slice_.name),
-            )
-        )
+    """Find the slices that a run computes now, those that wait for ingest, and those that are refused."""
+    refused = _refused(pipeline, inputs, request)
+    candidates = _candidates(pipeline, inputs, set(request.slices) - set(refused) if request else ())
+    in_ledger = {slice_: boundary for slice_ in candidates if (boundary := _boundary(inputs, slice_))}
+    # Every slice that is over gets its boundary, also one that the request does not name.
+    taken = {slice_: _now(inputs) for slice_ in candidates if slice_ not in in_ledger}
+    boundaries = {**in_ledger, **taken}
+    reasons = _reasons(pipeline, inputs, candidates, request)
+    waiting = {slice_: boundaries[slice_] for slice_ in reasons if not boundaries[slice_].is_reached(inputs.landed)}
+    ready = [_due(inputs, slice_, reasons[slice_], boundaries[slice_]) for slice_ in reasons if slice_ not in waiting]
     if request:
-        refused |= {s: f"ingest has yet to land {b.missing(inputs.landed)}" for s, b in waiting.items()}
-    looked_up = inputs.headers if inputs.with_entries is None else inputs.with_entries
+        refused |= {s: f"ingest has yet to land {end.missing(inputs.landed)}" for s, end in waiting.items()}
     return SliceSurvey(
         tide_line_ms=inputs.line_ms,
-        due=tuple(due),
+        due=tuple(ready),
         waiting=waiting,
         taken=taken,
         refused=refused,
-        blocked=tuple(s for s in candidates if _state(inputs, s) is State.BLOCKED),
+        blocked=tuple(slice_ for slice_ in candidates if _state(inputs, slice_) is State.BLOCKED),
         outdated=outdated_slices(pipeline, inputs.headers, inputs.events_from_ms),
-        unannounced=tuple(sorted(n for n in looked_up if _is_unannounced(inputs.headers[n], inputs.entries.get(n)))),
+        unannounced=_unannounced(inputs),
     )
+
+
+def _refused(pipeline: Pipeline, inputs: PlanInputs, request: Request | None) -> dict[Slice, str]:
+    """The requested slices that cannot be closed now, each with the reason."""
+    asked = set(request.slices) if request else set()
+    return {slice_: why for slice_ in asked if (why := _why_not(pipeline, inputs, slice_))}
+
+
+def _candidates(pipeline: Pipeline, inputs: PlanInputs, asked: Collection[Slice]) -> list[Slice]:
+    """The slices about which a plan decides, in order. They are over, and the lake still has all their events.
+
+    They are the slices of days that may have work, those with late events, those that a run has left, and ``asked``.
+    """
+    recent = [slice_ for slice_ in over(pipeline, inputs) if slice_.name not in inputs.settled]
+    left = (name for name in inputs.left if name not in inputs.settled)
+    # A slice that was made final before it was over waits until it is.
+    named = (slice_named(pipeline, name) for name in (*inputs.late, *left))
+    touched = [slice_ for slice_ in named if not early(pipeline, slice_, inputs.now_ms)]
+    found = sorted({*recent, *touched, *asked})
+    return [slice_ for slice_ in found if has_events(pipeline, slice_, inputs.events_from_ms)]
+
+
+def _reasons(
+    pipeline: Pipeline, inputs: PlanInputs, candidates: Collection[Slice], request: Request | None
+) -> dict[Slice, str]:
+    """The candidates to be computed, each with its reason: it is requested, or without a request it is due."""
+    if request:
+        asked = set(request.slices)
+        return {slice_: request.reason for slice_ in candidates if slice_ in asked}
+    reasons = ((slice_, _reason(pipeline, inputs, slice_)) for slice_ in candidates)
+    return {slice_: reason for slice_, reason in reasons if reason is not None}
+
+
+def _due(inputs: PlanInputs, slice_: Slice, reason: str, boundary: Boundary) -> Due:
+    header = inputs.headers.get(slice_.name)
+    version = header.version if header else 0
+    return Due(slice=slice_, version=version, reason=reason, boundary=boundary, late=_late(inputs, slice_.name))
+
+
+def _unannounced(inputs: PlanInputs) -> tuple[str, ...]:
+    """The published slices of which the ledger does not know."""
+    names = inputs.headers if inputs.with_entries is None else inputs.with_entries
+    return tuple(sorted(name for name in names if _is_unannounced(inputs.headers[name], inputs.entries.get(name))))
 
 
 def too_late(pipeline: Pipeline, late: int, events: int) -> bool:
