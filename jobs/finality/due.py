@@ -42,10 +42,17 @@ class Topic:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Slices that are requested, whatever their state. Without a request, a run takes the due slices."""
+    """The slices that a plan takes, whatever their state, and why. It takes no other slice.
+
+    A plan without a request (None) takes every slice that is due.
+    """
 
     slices: tuple[Slice, ...]
     reason: str
+
+
+# With this request a plan takes no slice. It still takes the boundaries of all slices that are over.
+BOUNDARIES_ONLY = Request(slices=(), reason="only boundaries are taken")
 
 
 @dataclass(frozen=True, kw_only=True)

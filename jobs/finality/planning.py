@@ -15,6 +15,7 @@ from jobs.control.folder import Control
 from jobs.control.incident import blocked
 from jobs.control.lease import Lease
 from jobs.finality.due import (
+    BOUNDARIES_ONLY,
     MAX_SLICES,
     Due,
     Request,
@@ -122,11 +123,10 @@ class Planner:
 
     def take_boundaries(self, run: str) -> Mapping[Slice, Boundary]:
         """Write the boundary of each slice whose time has come into the ledger, and return these boundaries."""
-        nothing = Request(slices=(), reason="its time has come")
         with writing(self.lake.root, self.lake.pipeline.recompute_job) as lease:
             final, ledger = self.lake.open_final(), self.lake.open_ledger()
-            found = self._survey(final, ledger, nothing)
-            self._write(lease, ledger, found, self._plan(run, found), nothing)
+            found = self._survey(final, ledger, BOUNDARIES_ONLY)
+            self._write(lease, ledger, found, self._plan(run, found), BOUNDARIES_ONLY)
         return found.survey.taken
 
     def make(self, run: str, request: Request | None = None) -> Planned:

@@ -21,7 +21,7 @@ from tideline_airflow.partitions import (
     slices_until_over,
     wait_until_over,
 )
-from tideline_airflow.requests import asked
+from tideline_airflow.requests import Asked, Outdated, asked
 
 SUM = PIPELINES["rolling_sum"]
 KEY = "2026-01-31T12:00:00"
@@ -87,7 +87,7 @@ def test_a_form_that_is_not_clear_is_refused(params: dict[str, Any], sentence: s
 
 def test_outdated_slices_are_asked_for_by_name_of_nothing_else() -> None:
     found = asked(SUM, Run("manual", None), {**FORM, "outdated": True, "dry_run": False, "reason": "new"}, tuple)
-    assert (found.outdated, found.dry_run, found.request and found.request.reason) == (True, False, "new")
+    assert found == Asked(request=Outdated(reason="new"), dry_run=False)
 
 
 @pytest.mark.parametrize("seconds", [60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400])

@@ -18,7 +18,7 @@ from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.batch import BatchJobOperator, DriverError, PipelineOperator
 from tideline_airflow.partitions import asset_of, key_of, wait_until_over
-from tideline_airflow.requests import Asked, asked
+from tideline_airflow.requests import Asked, Outdated, asked
 from tideline_airflow.tables import as_text
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class PlanOperator(PipelineOperator):
         with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
             wait_until_over(self.definition, key, clock)
             planner, request = planning.Planner(lake=self.lake(), client=client, clock=clock), ask.request
-            if ask.outdated and request:
+            if isinstance(request, Outdated):
                 request = Request(slices=planning.outdated(self.lake()), reason=request.reason)
             if ask.dry_run:
                 return planner.look(request)
