@@ -36,7 +36,11 @@ class Topic:
     ends: Mapping[int, int]
 
     def landed(self, ends: Mapping[int, int]) -> dict[int, int]:
-        """How far the topic is landed. A partition without landed records begins at its first one, as in ingest."""
+        """How far the topic is landed. A partition without landed records begins at its first one, as in ingest.
+
+        >>> Topic(topic_id="t1", earliest={0: 0, 1: 500}, ends={0: 10, 1: 510}).landed({0: 7})
+        {0: 7, 1: 500}
+        """
         return {partition: ends.get(partition, first) for partition, first in self.earliest.items()}
 
 
@@ -126,6 +130,18 @@ def needed_from_ms(pipeline: Pipeline, inputs: PlanInputs, surveyed: SliceSurvey
 
     All events that arrived before the tide line are landed. Later ones are rejected if they are older than the horizon.
     So slices before the horizon never change again. ``open_``: the names of slices that wait for a person or a run.
+
+    In the example the slices of 30 days are final, and the horizon is seven days. Clocks may differ by 5 s, so the last
+    slice of the 23rd day can still change.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> pipeline, topic = PIPELINES["rolling_sum"], Topic(topic_id="t1", earliest={}, ends={})
+    >>> empty = {"topic": topic, "landed": {}, "headers": {}, "entries": {}}
+    >>> inputs = PlanInputs(now_ms=30 * DAY_MS, first_ms=0, line_ms=30 * DAY_MS, days=(), **empty)
+    >>> iso(needed_from_ms(pipeline, inputs, survey(pipeline, inputs), open_=()))
+    '1970-01-23T23:59:00.000Z'
+    >>> iso(needed_from_ms(pipeline, inputs, survey(pipeline, inputs), open_={"19700102T000000Z"}))
+    '1970-01-02T00:00:00.000Z'
     """
     if inputs.first_ms is None:
         return 0
@@ -137,7 +153,15 @@ def needed_from_ms(pipeline: Pipeline, inputs: PlanInputs, surveyed: SliceSurvey
 
 
 def over(pipeline: Pipeline, inputs: PlanInputs) -> list[Slice]:
-    """Every slice that is over, on the days that may have a due slice."""
+    """Every slice that is over, on the days that may have a due slice.
+
+    A slice of `rolling_sum` is over 65 s after its end. So at 185 s the first two slices are over.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> empty = {"topic": Topic(topic_id="t1", earliest={}, ends={}), "landed": {}, "headers": {}, "entries": {}}
+    >>> over(PIPELINES["rolling_sum"], PlanInputs(now_ms=185_000, first_ms=30_000, **empty))
+    [Slice(start_ms=0, end_ms=60000), Slice(start_ms=60000, end_ms=120000)]
+    """
     if inputs.first_ms is None:
         return []
     first = slice_at(pipeline, inputs.first_ms).start_ms
@@ -218,7 +242,12 @@ def _unannounced(inputs: PlanInputs) -> tuple[str, ...]:
 
 
 def too_late(pipeline: Pipeline, late: int, events: int) -> bool:
-    """Whether this number of late events reopens a slice with this number of events."""
+    """Whether this number of late events reopens a slice with this number of events.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> [too_late(PIPELINES["rolling_sum"], late, events=1_000) for late in (10, 11)]
+    [False, True]
+    """
     return late > pipeline.reopen_rows or late > pipeline.reopen_share * events
 
 
