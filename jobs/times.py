@@ -6,7 +6,13 @@ from jobs.refusal import Refusal
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since 1970 of an ISO 8601 time. A time without an offset is UTC, as everywhere."""
+    """Milliseconds since 1970 of an ISO 8601 time. A time without an offset is UTC, as everywhere.
+
+    >>> parse_time("1970-01-01T00:01:00")
+    60000
+    >>> parse_time("1970-01-01T01:01:00+01:00")
+    60000
+    """
     try:
         parsed = datetime.fromisoformat(text)
         moment = parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
@@ -16,10 +22,18 @@ def parse_time(text: str) -> int:
 
 
 def utc(seconds: float) -> str:
-    """Seconds since 1970 as text for people, in UTC."""
+    """Seconds since 1970 as text for people, in UTC.
+
+    >>> utc(60.9)
+    '1970-01-01 00:01:00'
+    """
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def iso(time_ms: int) -> str:
-    """Milliseconds since 1970 as ISO 8601 text, in UTC."""
+    """Milliseconds since 1970 as ISO 8601 text, in UTC.
+
+    >>> iso(60_001)
+    '1970-01-01T00:01:00.001Z'
+    """
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

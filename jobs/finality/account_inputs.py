@@ -75,7 +75,12 @@ class AccountProgress:
 
 
 def accounted_to(pipeline: Pipeline, from_ms: int, ready: Collection[str]) -> int:
-    """The time up to which every slice from a moment on is final and accounted for."""
+    """The time up to which every slice from a moment on is final and accounted for.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> accounted_to(PIPELINES["rolling_sum"], 0, ready={"19700101T000000Z", "19700101T000200Z"})
+    60000
+    """
     slice_ = slice_at(pipeline, from_ms)
     while slice_.name in ready:
         slice_ = slice_at(pipeline, slice_.end_ms)

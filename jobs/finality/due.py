@@ -36,16 +36,27 @@ class TopicEnds:
     ends: Mapping[int, int]
 
     def landed(self, ends: Mapping[int, int]) -> dict[int, int]:
-        """How far the topic is landed. A partition without landed records begins at its first one, as in ingest."""
+        """How far the topic is landed. A partition without landed records begins at its first one, as in ingest.
+
+        >>> TopicEnds(topic_id="t1", earliest={0: 0, 1: 500}, ends={0: 10, 1: 510}).landed({0: 7})
+        {0: 7, 1: 500}
+        """
         return {partition: ends.get(partition, first) for partition, first in self.earliest.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Slices that are requested, whatever their state. Without a request, a run takes the due slices."""
+    """The slices that a plan takes, whatever their state, and why. It takes no other slice.
+
+    A plan without a request (None) takes every slice that is due.
+    """
 
     slices: tuple[Slice, ...]
     reason: str
+
+
+# With this request a plan takes no slice. It still takes the boundaries of all slices that are over.
+BOUNDARIES_ONLY = Request(slices=(), reason="only boundaries are taken")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +130,18 @@ def needed_from_ms(pipeline: Pipeline, inputs: PlanInputs, surveyed: SliceSurvey
 
     All events that arrived before the tide line are landed. Later ones are rejected if they are older than the horizon.
     So slices before the horizon never change again. ``open_``: the names of slices that wait for a person or a run.
+
+    In the example the slices of 30 days are final, and the horizon is seven days. Clocks may differ by 5 s, so the last
+    slice of the 23rd day can still change.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> pipeline, topic = PIPELINES["rolling_sum"], TopicEnds(topic_id="t1", earliest={}, ends={})
+    >>> empty = {"topic": topic, "landed": {}, "headers": {}, "entries": {}}
+    >>> inputs = PlanInputs(now_ms=30 * DAY_MS, first_ms=0, line_ms=30 * DAY_MS, days=(), **empty)
+    >>> iso(needed_from_ms(pipeline, inputs, survey(pipeline, inputs), open_=()))
+    '1970-01-23T23:59:00.000Z'
+    >>> iso(needed_from_ms(pipeline, inputs, survey(pipeline, inputs), open_={"19700102T000000Z"}))
+    '1970-01-02T00:00:00.000Z'
     """
     if inputs.first_ms is None:
         return 0
@@ -130,7 +153,15 @@ def needed_from_ms(pipeline: Pipeline, inputs: PlanInputs, surveyed: SliceSurvey
 
 
 def over(pipeline: Pipeline, inputs: PlanInputs) -> list[Slice]:
-    """Every slice that is over, on the days that may have a due slice."""
+    """Every slice that is over, on the days that may have a due slice.
+
+    A slice of `rolling_sum` is over 65 s after its end. So at 185 s the first two slices are over.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> empty = {"topic": TopicEnds(topic_id="t1", earliest={}, ends={}), "landed": {}, "headers": {}, "entries": {}}
+    >>> over(PIPELINES["rolling_sum"], PlanInputs(now_ms=185_000, first_ms=30_000, **empty))
+    [Slice(start_ms=0, end_ms=60000), Slice(start_ms=60000, end_ms=120000)]
+    """
     if inputs.first_ms is None:
         return []
     first = slice_at(pipeline, inputs.first_ms).start_ms
@@ -143,60 +174,80 @@ def over(pipeline: Pipeline, inputs: PlanInputs) -> list[Slice]:
 
 
 def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = None) -> SliceSurvey:
-    """Find the slices that are closed, those that are due, and those that wait or are refused."""
-    asked = set(request.slices) if request else set()
-    refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, inputs, slice_))}
-    recent = [s for s in over(pipeline, inputs) if s.name not in inputs.settled]
-    left = (name for name in inputs.left if name not in inputs.settled)
-    # A slice that was made final before it was over waits until it is.
-    named = (slice_named(pipeline, name) for name in (*inputs.late, *left))
-    touched = {slice_ for slice_ in named if not early(pipeline, slice_, inputs.now_ms)}
-    wanted = sorted({*recent, *touched, *(asked - set(refused))})
-    candidates = [slice_ for slice_ in wanted if has_events(pipeline, slice_, inputs.events_from_ms)]
-    taken: dict[Slice, Boundary] = {}
-    waiting: dict[Slice, Boundary] = {}
-    due: list[Due] = []
-    for slice_ in candidates:
-        if request and slice_ not in asked:
-            if _boundary(inputs, slice_) is None:
-                taken[slice_] = _now(inputs)
-            continue
-        reason = request.reason if request else _reason(pipeline, inputs, slice_)
-        boundary = _boundary(inputs, slice_)
-        if boundary is None:
-            boundary = taken[slice_] = _now(inputs)
-        if reason is None:
-            continue
-        if not boundary.is_reached(inputs.landed):
-            waiting[slice_] = boundary
-            continue
-        header = inputs.headers.get(slice_.name)
-        due.append(
-            Due(
-                slice=slice_,
-                version=header.version if header else 0,
-                reason=reason,
-                boundary=boundary,
-                late=_late(inputs, slice_.name),
-            )
-        )
+    """Find the slices that a run computes now, those that wait for ingest, and those that are refused."""
+    refused = _refused(pipeline, inputs, request)
+    candidates = _candidates(pipeline, inputs, set(request.slices) - set(refused) if request else ())
+    in_ledger = {slice_: boundary for slice_ in candidates if (boundary := _boundary(inputs, slice_))}
+    # Every slice that is over gets its boundary, also one that the request does not name.
+    taken = {slice_: _now(inputs) for slice_ in candidates if slice_ not in in_ledger}
+    boundaries = {**in_ledger, **taken}
+    reasons = _reasons(pipeline, inputs, candidates, request)
+    waiting = {slice_: boundaries[slice_] for slice_ in reasons if not boundaries[slice_].is_reached(inputs.landed)}
+    ready = [_due(inputs, slice_, reasons[slice_], boundaries[slice_]) for slice_ in reasons if slice_ not in waiting]
     if request:
-        refused |= {s: f"ingest has yet to land {b.missing(inputs.landed)}" for s, b in waiting.items()}
-    looked_up = inputs.headers if inputs.with_entries is None else inputs.with_entries
+        refused |= {s: f"ingest has yet to land {end.missing(inputs.landed)}" for s, end in waiting.items()}
     return SliceSurvey(
         tide_line_ms=inputs.line_ms,
-        due=tuple(due),
+        due=tuple(ready),
         waiting=waiting,
         taken=taken,
         refused=refused,
-        blocked=tuple(s for s in candidates if _state(inputs, s) is State.BLOCKED),
+        blocked=tuple(slice_ for slice_ in candidates if _state(inputs, slice_) is State.BLOCKED),
         outdated=outdated_slices(pipeline, inputs.headers, inputs.events_from_ms),
-        unannounced=tuple(sorted(n for n in looked_up if _is_unannounced(inputs.headers[n], inputs.entries.get(n)))),
+        unannounced=_unannounced(inputs),
     )
 
 
+def _refused(pipeline: Pipeline, inputs: PlanInputs, request: Request | None) -> dict[Slice, str]:
+    """The requested slices that cannot be closed now, each with the reason."""
+    asked = set(request.slices) if request else set()
+    return {slice_: why for slice_ in asked if (why := _why_not(pipeline, inputs, slice_))}
+
+
+def _candidates(pipeline: Pipeline, inputs: PlanInputs, asked: Collection[Slice]) -> list[Slice]:
+    """The slices about which a plan decides, in order. They are over, and the lake still has all their events.
+
+    They are the slices of days that may have work, those with late events, those that a run has left, and ``asked``.
+    """
+    recent = [slice_ for slice_ in over(pipeline, inputs) if slice_.name not in inputs.settled]
+    left = (name for name in inputs.left if name not in inputs.settled)
+    # A slice that was made final before it was over waits until it is.
+    named = (slice_named(pipeline, name) for name in (*inputs.late, *left))
+    touched = [slice_ for slice_ in named if not early(pipeline, slice_, inputs.now_ms)]
+    found = sorted({*recent, *touched, *asked})
+    return [slice_ for slice_ in found if has_events(pipeline, slice_, inputs.events_from_ms)]
+
+
+def _reasons(
+    pipeline: Pipeline, inputs: PlanInputs, candidates: Collection[Slice], request: Request | None
+) -> dict[Slice, str]:
+    """The candidates to be computed, each with its reason: it is requested, or without a request it is due."""
+    if request:
+        asked = set(request.slices)
+        return {slice_: request.reason for slice_ in candidates if slice_ in asked}
+    reasons = ((slice_, _reason(pipeline, inputs, slice_)) for slice_ in candidates)
+    return {slice_: reason for slice_, reason in reasons if reason is not None}
+
+
+def _due(inputs: PlanInputs, slice_: Slice, reason: str, boundary: Boundary) -> Due:
+    header = inputs.headers.get(slice_.name)
+    version = header.version if header else 0
+    return Due(slice=slice_, version=version, reason=reason, boundary=boundary, late=_late(inputs, slice_.name))
+
+
+def _unannounced(inputs: PlanInputs) -> tuple[str, ...]:
+    """The published slices of which the ledger does not know."""
+    names = inputs.headers if inputs.with_entries is None else inputs.with_entries
+    return tuple(sorted(name for name in names if _is_unannounced(inputs.headers[name], inputs.entries.get(name))))
+
+
 def too_late(pipeline: Pipeline, late: int, events: int) -> bool:
-    """Whether this number of late events reopens a slice with this number of events."""
+    """Whether this number of late events reopens a slice with this number of events.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> [too_late(PIPELINES["rolling_sum"], late, events=1_000) for late in (10, 11)]
+    [False, True]
+    """
     return late > pipeline.reopen_rows or late > pipeline.reopen_share * events
 
 

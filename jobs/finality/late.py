@@ -141,14 +141,33 @@ def _came_in_time(pipeline: Pipeline, name: str, row: Mapping[str, int]) -> bool
 
 
 def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
-    """The slices of the windows into which an event of this time falls."""
+    """The slices of the windows into which an event of this time falls.
+
+    With sliding windows, an event of 100 ms after the begin of a slice also falls into windows of the slice before.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> _touched(PIPELINES["rolling_sum"], 60_100), _touched(PIPELINES["rolling_sum_sliding"], 60_100)
+    (['19700101T000100Z'], ['19700101T000000Z', '19700101T000100Z'])
+    """
     window, length = pipeline.window, pipeline.slice_seconds * 1000
     first = slice_at(pipeline, max(0, time_ms - window.size_ms + window.slide_ms)).start_ms
     return [slice_at(pipeline, start).name for start in range(first, time_ms + 1, length)]
 
 
 def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: TopicEnds) -> bool:
-    """Whether an event was not yet landed when a slice was computed."""
+    """Whether an event was not yet landed when a slice was computed.
+
+    In the example all records before offset 40 were landed then. In its last line the topic was re-created since.
+
+    >>> from jobs.lake.slices import Boundary
+    >>> topic, boundary = TopicEnds(topic_id="t1", earliest={}, ends={}), Boundary(topic_id="t1", ends={0: 40})
+    >>> computed = Entry(slice="s", state=State.AUDITING, at_ms=1_000, run="r", boundary=boundary, offsets={0: 40})
+    >>> [_is_late({"partition": 0, "offset": offset, "arrival": 900}, computed, topic) for offset in (39, 40)]
+    [False, True]
+    >>> new = TopicEnds(topic_id="t2", earliest={}, ends={})
+    >>> _is_late({"partition": 0, "offset": 0, "arrival": 1_001}, computed, new)
+    True
+    """
     at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
     # Without offsets, nothing of this topic was landed then, but records of an earlier topic may have been.
     if computed.offsets and _topic_id(computed) == topic.topic_id:

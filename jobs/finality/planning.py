@@ -13,6 +13,7 @@ from jobs.control.incident import blocked
 from jobs.control.lease import Lease
 from jobs.control.writing import writing
 from jobs.finality.due import (
+    BOUNDARIES_ONLY,
     MAX_SLICES,
     Due,
     Request,
@@ -89,11 +90,10 @@ class Planner:
 
     def take_boundaries(self, run: str) -> Mapping[Slice, Boundary]:
         """Write the boundary of each slice whose time has come into the ledger, and return these boundaries."""
-        nothing = Request(slices=(), reason="its time has come")
         with writing(self.lake.root, self.lake.pipeline.recompute_job) as lease:
             final, ledger = self.lake.open_final(), self.lake.open_ledger()
-            found = self._survey(final, ledger, nothing)
-            self._write(lease, ledger, found, self._plan_of(run, found), nothing)
+            found = self._survey(final, ledger, BOUNDARIES_ONLY)
+            self._write(lease, ledger, found, self._plan_of(run, found), BOUNDARIES_ONLY)
         return found.survey.taken
 
     def plan(self, run: str, request: Request | None = None) -> Planned:

@@ -57,6 +57,13 @@ def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchF
 
     Old files have only batches that were planned before a moment. The newest old file stays: it shows that no batch is
     missing between it and the next file. A file with nothing but the first batch stays, too.
+
+    >>> def of_day(day):
+    ...     noon = datetime(2026, 1, day, 12, tzinfo=UTC)
+    ...     return BatchFile(path=f"{day}", size=1, rows=9, first_batch=9 * day, oldest=noon, newest=noon)
+    >>> removed, with_first = to_remove([of_day(1), of_day(2), of_day(3), of_day(4)], datetime(2026, 1, 4, tzinfo=UTC))
+    >>> [file.path for file in removed], with_first.path
+    (['1', '2'], '1')
     """
     first = min(files, key=lambda file: file.first_batch, default=None)
     old = [file for file in files if file.newest < before][:-1]

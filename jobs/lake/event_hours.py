@@ -51,7 +51,11 @@ def old_hours(table: DeltaTable, kept: timedelta, needed_from_ms: int, now_ms: i
 
 
 def hour_ms(file: str) -> int:
-    """Return the begin of the hour that a file's folder is named after."""
+    """Return the begin of the hour that a file's folder is named after.
+
+    >>> hour_ms("hour=1970-01-01T02/part-0.parquet")
+    7200000
+    """
     begin = datetime.strptime(value_of(file), _HOUR_FORMAT).replace(tzinfo=UTC)
     return round(begin.timestamp()) * 1000
 

@@ -58,13 +58,24 @@ class Stored(NamedTuple):
     last: int | None
 
     def may_touch(self, slice_: Slice) -> bool:
-        """Whether the file may have windows of a slice."""
+        """Whether the file may have windows of a slice.
+
+        >>> file = Stored("file", size=1, rows=2, first=59_000_000, last=60_000_000)
+        >>> [file.may_touch(Slice(start, start + 60_000)) for start in (0, 60_000, 120_000)]
+        [True, True, False]
+        """
         if self.first is None or self.last is None:
             return True
         return self.first < slice_.end_ms * 1000 and self.last >= slice_.start_ms * 1000
 
     def lies_in(self, slice_: Slice) -> bool:
-        """Whether all its windows are known to begin in a slice."""
+        """Whether all its windows are known to begin in a slice.
+
+        >>> Stored("file", size=1, rows=2, first=59_000_000, last=60_000_000).lies_in(Slice(0, 60_000))
+        False
+        >>> Stored("file", size=1, rows=2, first=None, last=None).lies_in(Slice(0, 60_000))
+        False
+        """
         if self.first is None or self.last is None:
             return self.rows == 0
         return slice_.start_ms * 1000 <= self.first and self.last < slice_.end_ms * 1000
@@ -105,7 +116,11 @@ def of_day(files: Sequence[Stored], day: str) -> list[Stored]:
 
 
 def by_day(slices: Iterable[Slice]) -> Mapping[str, list[Slice]]:
-    """Group slices by the day on which they begin."""
+    """Group slices by the day on which they begin.
+
+    >>> dict(by_day([Slice(86_399_000, 86_401_000)]))
+    {'19700101': [Slice(start_ms=86399000, end_ms=86401000)]}
+    """
     found = defaultdict[str, list[Slice]](list)
     for slice_ in slices:
         found[slice_.name[:8]].append(slice_)
@@ -174,6 +189,11 @@ def _slices(files: Iterable[Stored], pipeline: Pipeline) -> dict[Slice, list[Sto
 
 
 def _end_of(day: str) -> int:
+    """The time when a day ends.
+
+    >>> _end_of("19700101")
+    86400000
+    """
     end = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC) + timedelta(days=1)
     return round(end.timestamp() * 1000)
 

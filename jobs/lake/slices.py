@@ -30,11 +30,19 @@ class Boundary(JsonLine):
     ends: Mapping[int, int]
 
     def is_reached(self, landed: Mapping[int, int]) -> bool:
-        """Whether all records before the boundary are landed."""
+        """Whether all records before the boundary are landed.
+
+        >>> Boundary(topic_id="t1", ends={0: 41_200, 1: 39_870}).is_reached({0: 41_200, 1: 39_869})
+        False
+        """
         return all(landed.get(partition, 0) >= end for partition, end in self.ends.items())
 
     def missing(self, landed: Mapping[int, int]) -> str:
-        """Return a text about the offsets that are not landed yet, per partition."""
+        """Return a text about the offsets that are not landed yet, per partition.
+
+        >>> Boundary(topic_id="t1", ends={0: 41_200, 1: 39_870}).missing({0: 41_200, 1: 39_869})
+        'partition 1: 1 offsets'
+        """
         behind = {p: end - landed.get(p, 0) for p, end in self.ends.items() if landed.get(p, 0) < end}
         return ", ".join(f"partition {p}: {count:,} offsets" for p, count in behind.items())
 
@@ -93,6 +101,12 @@ def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
     """Whether a run works on the next version, or another run has already made this version final.
 
     Then this run must not write a line: as the newest line it would hide the state that the other run left.
+
+    >>> own = Entry(slice="20260131T120000Z", state=State.AUDITING, at_ms=0, run="own", version=2)
+    >>> is_passed(own, replace(own, run="another")), is_passed(own, replace(own, run="another", version=3))
+    (False, True)
+    >>> is_passed(own, replace(own, state=State.FINAL)), is_passed(own, replace(own, run="another", state=State.FINAL))
+    (False, True)
     """
     if entry is None:
         return False
@@ -129,6 +143,12 @@ def reconciled(header: Header, entry: Entry | None) -> Entry:
 
 
 def with_late(entry: Entry, more: int, at_ms: int, *, in_time: int = 0) -> Entry:
-    """Return the same state with ``more`` late events; ``in_time`` of them arrived in time."""
+    """Return the same state with ``more`` late events; ``in_time`` of them arrived in time.
+
+    >>> entry = Entry(slice="20260131T120000Z", state=State.FINAL, at_ms=0, run="r", late=5, in_time=1)
+    >>> later = with_late(entry, 3, at_ms=60_000, in_time=2)
+    >>> later.late, later.in_time
+    (8, 3)
+    """
     known = None if entry.in_time is None else entry.in_time + in_time
     return replace(entry, late=entry.late + more, in_time=known, at_ms=at_ms)

@@ -25,19 +25,36 @@ def day_of(time_ms: int) -> str:
 
 
 def days_between(from_ms: int, to_ms: int) -> list[str]:
-    """The days from one moment to another, both included."""
+    """The days from one moment to another, both included.
+
+    >>> days_between(0, DAY_MS)
+    ['19700101', '19700102']
+    """
     return [day_of(at) for at in range(from_ms - from_ms % DAY_MS, to_ms + 1, DAY_MS)]
 
 
 def settled_before_ms(pipeline: Pipeline, now_ms: int) -> int:
-    """No event that arrives from now on happened before this: events older than the horizon are rejected."""
+    """No event that arrives from now on happened before this: events older than the horizon are rejected.
+
+    The horizon of `numbers` is seven days, and a day is added. So eight days before now are not settled.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> day_of(settled_before_ms(PIPELINES["rolling_sum"], now_ms=30 * DAY_MS))
+    '19700123'
+    """
     return max(0, now_ms - (pipeline.source.horizon_hours + _MORE_HOURS) * HOUR_MS)
 
 
 def incomplete_days(pipeline: Pipeline, first_ms: int, now_ms: int, final: Mapping[str, int]) -> list[str]:
     """The days since the first event that have a slice which is not final yet.
 
-    ``final`` maps a day to the number of its final slices.
+    ``final`` maps a day to the number of its final slices. In the example a slice is a minute, and the first event
+    comes at 23:00. So the first day has 60 slices, and the second one 1440.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> first_ms, now_ms = 23 * HOUR_MS, 50 * HOUR_MS
+    >>> incomplete_days(PIPELINES["rolling_sum"], first_ms, now_ms, final={"19700101": 60, "19700102": 1439})
+    ['19700102', '19700103']
     """
     first = slice_at(pipeline, first_ms).start_ms
     starts = range(first - first % DAY_MS, now_ms + 1, DAY_MS)
@@ -53,6 +70,11 @@ def tide_line(
 
     ``final`` maps a day to the number of its final slices. ``names`` returns the names of a day's final slices. It is
     called for two days at most: the day of the first slice, and the first day that is not complete.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> minutes_0_and_2 = ["19700101T000000Z", "19700101T000200Z"]
+    >>> tide_line(PIPELINES["rolling_sum"], 0, {"19700101": 2}, lambda day: minutes_0_and_2)
+    60000
     """
     if first_ms is None:
         return None
@@ -71,6 +93,11 @@ def tide_line(
 
 
 def _begin_between(pipeline: Pipeline, from_ms: int, to_ms: int) -> int:
-    """How many slices begin in [from, to)."""
+    """How many slices begin in [from, to).
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> _begin_between(PIPELINES["rolling_sum"], 0, 60_000), _begin_between(PIPELINES["rolling_sum"], 1, 60_001)
+    (1, 1)
+    """
     length = pipeline.slice_seconds * 1000
     return -(-to_ms // length) - -(-from_ms // length)

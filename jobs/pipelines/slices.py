@@ -17,7 +17,11 @@ CLOCK_SKEW_MS = 5_000
 
 @dataclass(frozen=True, order=True)
 class Slice:
-    """A stretch [start, end) of event time, in milliseconds since 1970."""
+    """A stretch [start, end) of event time, in milliseconds since 1970.
+
+    >>> Slice(60_000, 120_000).name
+    '19700101T000100Z'
+    """
 
     start_ms: int
     end_ms: int
@@ -46,14 +50,25 @@ def _day(days: int) -> str:
 
 
 def slice_at(pipeline: Pipeline, time_ms: int) -> Slice:
-    """The slice that contains a moment."""
+    """The slice that contains a moment.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> slice_at(PIPELINES["rolling_sum"], start_ms_of("20260131T120059Z")).name
+    '20260131T120000Z'
+    """
     length = pipeline.slice_seconds * 1000
     start = time_ms - time_ms % length
     return Slice(start, start + length)
 
 
 def slices_between(pipeline: Pipeline, from_ms: int, to_ms: int) -> list[Slice]:
-    """The slices that overlap [from, to), in order."""
+    """The slices that overlap [from, to), in order.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> from_ms, to_ms = start_ms_of("20260131T120059Z"), start_ms_of("20260131T120200Z")
+    >>> [slice_.name for slice_ in slices_between(PIPELINES["rolling_sum"], from_ms, to_ms)]
+    ['20260131T120000Z', '20260131T120100Z']
+    """
     length = pipeline.slice_seconds * 1000
     first = from_ms - from_ms % length
     return [Slice(start, start + length) for start in range(first, to_ms, length)] if from_ms < to_ms else []
@@ -84,29 +99,56 @@ def slice_named(pipeline: Pipeline, name: str) -> Slice:
 
 
 def adjacent_groups(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
-    """The slices in order, with adjacent slices grouped together."""
-    runs: list[list[Slice]] = []
+    """The slices in order, with adjacent slices grouped together.
+
+    >>> groups = adjacent_groups([Slice(0, 10), Slice(20, 30), Slice(10, 20), Slice(40, 50)])
+    >>> [(group[0].start_ms, group[-1].end_ms) for group in groups]
+    [(0, 30), (40, 50)]
+    """
+    groups: list[list[Slice]] = []
     for slice_ in sorted(set(slices)):
-        if runs and runs[-1][-1].end_ms == slice_.start_ms:
-            runs[-1].append(slice_)
+        if groups and groups[-1][-1].end_ms == slice_.start_ms:
+            groups[-1].append(slice_)
         else:
-            runs.append([slice_])
-    return [tuple(run) for run in runs]
+            groups.append([slice_])
+    return [tuple(group) for group in groups]
 
 
 def over_at(pipeline: Pipeline, slice_: Slice) -> int:
-    """The moment when a slice is over: no event that arrives for it from then on is in time."""
+    """The moment when a slice is over: no event that arrives for it from then on is in time.
+
+    Both pipelines allow 60 s of lateness, and 5 s are added for clocks that differ. The sliding windows of the second
+    one reach 750 ms past the end of their slice.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> over_at(PIPELINES["rolling_sum"], Slice(0, 60_000))
+    125000
+    >>> over_at(PIPELINES["rolling_sum_sliding"], Slice(0, 60_000))
+    125750
+    """
     return slice_.end_ms + pipeline.window.reach_ms + pipeline.allowed_lateness_seconds * 1000 + CLOCK_SKEW_MS
 
 
 def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
-    """The reason why a slice is not over at a moment of the broker's clock, or none if it is over."""
+    """The reason why a slice is not over at a moment of the broker's clock, or none if it is over.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> early(PIPELINES["rolling_sum"], Slice(0, 60_000), now_ms=95_000)
+    'it is not over: late events are awaited for 30 s more'
+    >>> early(PIPELINES["rolling_sum"], Slice(0, 60_000), now_ms=125_000) is None
+    True
+    """
     wait_ms = over_at(pipeline, slice_) - now_ms
     return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more" if wait_ms > 0 else None
 
 
 def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
-    """Whether an event of a slice arrived in time by its broker's stamp, without the margin for clocks that differ."""
+    """Whether an event of a slice arrived in time by its broker's stamp, without the margin for clocks that differ.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> [is_in_time(PIPELINES["rolling_sum"], Slice(0, 60_000), arrival_ms) for arrival_ms in (119_999, 120_000)]
+    [True, False]
+    """
     return arrival_ms < over_at(pipeline, slice_) - CLOCK_SKEW_MS
 
 
@@ -114,12 +156,23 @@ def has_events(pipeline: Pipeline, slice_: Slice, events_from_ms: int) -> bool:
     """Whether the lake still has all events that a slice is computed from.
 
     Events before ``events_from_ms`` were removed; 0 if no event was removed.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> [has_events(PIPELINES["rolling_sum"], Slice(60_000, 120_000), from_ms) for from_ms in (0, 60_000, 60_001)]
+    [True, True, False]
     """
     return slice_.start_ms - pipeline.window.look_back_ms >= events_from_ms or not events_from_ms
 
 
 def first_whole(pipeline: Pipeline, first_ms: int, events_from_ms: int) -> Slice:
-    """The first slice that still has all its events, if the first event of the lake happened at ``first_ms``."""
+    """The first slice that still has all its events, if the first event of the lake happened at ``first_ms``.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> first_whole(PIPELINES["rolling_sum"], first_ms=90_000, events_from_ms=0)
+    Slice(start_ms=60000, end_ms=120000)
+    >>> first_whole(PIPELINES["rolling_sum"], first_ms=90_000, events_from_ms=90_000)
+    Slice(start_ms=120000, end_ms=180000)
+    """
     first = slice_at(pipeline, first_ms)
     if has_events(pipeline, first, events_from_ms):
         return first

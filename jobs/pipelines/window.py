@@ -53,12 +53,24 @@ class Window:
 
     @property
     def reach_ms(self) -> int:
-        """How far a window may extend past the end of its slice."""
+        """How far a window may extend past the end of its slice.
+
+        >>> Window.tumbling(size_ms=1_000).reach_ms
+        0
+        >>> Window.sliding(size_ms=1_000, slide_ms=250).reach_ms
+        750
+        """
         return self.size_ms if self.kind is WindowKind.SESSION else self.size_ms - self.slide_ms
 
     @property
     def look_back_ms(self) -> int:
-        """How far before a slice an event may lie and still change a window of the slice."""
+        """How far before a slice an event may lie and still change a window of the slice.
+
+        >>> Window.sliding(size_ms=1_000, slide_ms=250).look_back_ms
+        0
+        >>> Window.session(gap_ms=30_000, longest_ms=600_000).look_back_ms
+        600000
+        """
         return self.size_ms if self.kind is WindowKind.SESSION else 0
 
 

@@ -65,7 +65,11 @@ class Request:
 
     @property
     def command(self) -> str:
-        """The command that makes the same request."""
+        """The command that makes the same request.
+
+        >>> Request(job="rolling_sum", to=To.TIMESTAMP, timestamp_ms=1_800_000_000_000).command
+        'tideline reset rolling_sum --to timestamp --timestamp 2027-01-15T08:00:00.000Z'
+        """
         words = ["tideline", "reset", self.job, "--to", self.to.value]
         words += ["--timestamp", iso(self.timestamp_ms)] if self.timestamp_ms is not None else []
         return shlex.join([*words, *(word for name in self.sources for word in ("--source", name))])
@@ -90,7 +94,14 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """One partition: how far its table is (None if the table has nothing of it), and where the stream will begin."""
+    """One partition: how far its table is (None if the table has nothing of it), and where the stream will begin.
+
+    >>> back, forth = Move(partition=0, table=100, start=40), Move(partition=0, table=100, start=120)
+    >>> back.read_again, back.passed_over
+    (60, 0)
+    >>> forth.read_again, forth.passed_over
+    (0, 20)
+    """
 
     partition: int
     table: int | None

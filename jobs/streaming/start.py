@@ -75,7 +75,12 @@ class Start:
 
     @property
     def begins(self) -> dict[int, int]:
-        """An offset for every partition, as Spark requires, or an empty dict without a note of the table."""
+        """An offset for every partition, as Spark requires, or an empty dict without a note of the table.
+
+        >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=2, earliest={0: 5, 1: 0}, latest={0: 90, 1: 9})
+        >>> Start(topic=topic, reset_to={0: 40}).begins, Start(topic=topic, reset_to={}).begins
+        ({0: 40, 1: -2}, {})
+        """
         known = self.reset_to
         return (
             {partition: known.get(partition, EARLIEST) for partition in {*self.topic.latest, *known}} if known else {}
@@ -83,7 +88,12 @@ class Start:
 
     @property
     def reached(self) -> dict[int, int]:
-        """The offsets that a stream has reached before its first batch."""
+        """The offsets that a stream has reached before its first batch.
+
+        >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=2, earliest={0: 5, 1: 0}, latest={0: 90, 1: 9})
+        >>> Start(topic=topic, reset_to={0: 40}).reached
+        {0: 40, 1: 0}
+        """
         return {**self.topic.earliest, **self.reset_to}
 
 
@@ -238,6 +248,14 @@ def _out_of_reach(
 
 
 def _partition_out_of_reach(topic: TopicState, resume: Mapping[int, int], reached: Mapping[int, int]) -> str | None:
+    """Why the topic does not hold the offsets where a stream goes on, or None if it does.
+
+    >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=1, earliest={0: 50}, latest={0: 90})
+    >>> _partition_out_of_reach(topic, resume={0: 50}, reached={0: 91})
+    'partition 0 ends at 90, before offset 91 that the stream has reached: records are gone, or it was re-created'
+    >>> _partition_out_of_reach(topic, resume={0: 49}, reached={0: 90})
+    'partition 0 begins at 50: its records from 49 on were deleted before they were read'
+    """
     for partition in sorted({*topic.latest, *reached}):
         end, begin = topic.latest.get(partition, -1), topic.earliest.get(partition, 0)
         if end < reached.get(partition, 0):
@@ -254,6 +272,12 @@ def _partition_out_of_reach(topic: TopicState, resume: Mapping[int, int], reache
 
 
 def _begins_before(topic: TopicState, resume: Mapping[int, int]) -> str | None:
+    """Why the topic cannot be the one in which a stream began, or None if it can. A topic's begin only moves on.
+
+    >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=1, earliest={0: 0}, latest={0: 90})
+    >>> _begins_before(topic, resume={0: 50})
+    'partition 0 begins at 0, before offset 50 where the stream began: it was re-created'
+    """
     for partition, begin in sorted(topic.earliest.items()):
         if begin < resume.get(partition, 0):
             return (

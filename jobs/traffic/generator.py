@@ -59,6 +59,9 @@ def records(
     Three arguments are shares of all records. A ``late`` record is older by 2 seconds to 10 minutes. A ``duplicate``
     repeats one of the last 64. A ``corrupt`` record cannot be parsed (one of `jobs.traffic.corruption.kinds`).
     ``keys`` is the number of series, users, customers or devices.
+
+    >>> next(records("clicks", seed=7, count=1, start_ms=1_800_000_000_000)).value
+    b'{"user": "user-0000", "ts": 1799999999995, "page": "/search"}'
     """
     definition = _source(source)
     _check(keys, late=late, duplicate=duplicate, corrupt=corrupt)
@@ -137,7 +140,12 @@ def _check(keys: int, **shares: float) -> None:
 
 
 def _event_time(start_ms: int | None, step_ms: int, late: float, rng: Random) -> EventTime:
-    """Event times a moment before arrival; those of late events are seconds to minutes before it."""
+    """Event times a moment before arrival; those of late events are seconds to minutes before it.
+
+    >>> happened = _event_time(1_000_000, 1_000, late=0.0, rng=Random(7))
+    >>> [happened(index) for index in range(3)]
+    [999998, 1001000, 1002000]
+    """
     soonest, latest = _LATE_MS
 
     def happened(index: int) -> int:

@@ -191,13 +191,21 @@ def _read_strictly(source: Source) -> str:
 
 
 def _digits(field: Field) -> tuple[int, int]:
-    """How many digits a DECIMAL has before and after the point."""
+    """How many digits a DECIMAL has before and after the point.
+
+    >>> _digits(Field(name="value", type="DECIMAL(18,6)"))
+    (12, 6)
+    """
     precision, scale = field.type.removeprefix("DECIMAL(").rstrip(")").split(",")
     return int(precision) - int(scale), int(scale)
 
 
 def _strict_type(field: Field) -> str:
-    """The type for the strict path: a DECIMAL as fine as possible, to detect rounding; all else as text."""
+    """The type for the strict path: a DECIMAL as fine as possible, to detect rounding; all else as text.
+
+    >>> _strict_type(Field(name="value", type="DECIMAL(18,6)")), _strict_type(Field(name="ts", type="BIGINT"))
+    ('DECIMAL(38,26)', 'STRING')
+    """
     return f"DECIMAL(38,{38 - _digits(field)[0]})" if field.type.startswith("DECIMAL") else "STRING"
 
 

@@ -17,7 +17,7 @@ from jobs.control.events_needed import EVENTS_NEEDED, first_needed_ms, needed_fr
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
 from jobs.finality.account_inputs import accounted_to
-from jobs.finality.due import PlanInputs, Request, Topic, needed_from_ms, survey
+from jobs.finality.due import PlanInputs, Request, TopicEnds, needed_from_ms, survey
 from jobs.finality.planning import outdated
 from jobs.finality.tide_line import line_of
 from jobs.lake import event_hours
@@ -27,6 +27,7 @@ from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES
@@ -238,7 +239,7 @@ def inputs(after_ms: int = NOON_MS, **changes: object) -> PlanInputs:
     made = PlanInputs(
         now_ms=after_ms,
         first_ms=NOON_MS - 3 * DAY_MS,
-        topic=Topic(topic_id="t1", earliest={0: 0}, ends={0: 10}),
+        topic=TopicEnds(topic_id="t1", earliest={0: 0}, ends={0: 10}),
         landed={0: 10},
         headers={},
         entries={},
@@ -331,12 +332,12 @@ def test_of_slices_that_are_outdated_those_with_events_are_taken_and_none_is_pas
 
     events.land(old.start_ms, NOON_MS)
     publish(old)
-    assert outdated(events.lake, hours) == (old,)
+    assert outdated(PipelineLake(events.lake, hours)) == (old,)
     events.remove_old()
     with pytest.raises(Refusal, match=r"events of 'numbers' before .* were removed"):
-        outdated(events.lake, hours)
+        outdated(PipelineLake(events.lake, hours))
     publish(young)
-    assert outdated(events.lake, hours) == (young,)
+    assert outdated(PipelineLake(events.lake, hours)) == (young,)
 
 
 # -- A model: random lakes --

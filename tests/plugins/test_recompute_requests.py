@@ -13,7 +13,7 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, over_at, slice_named
 from jobs.refusal import Refusal
-from tideline_airflow.scheduling.asked_slices import asked
+from tideline_airflow.scheduling.asked_slices import Asked, Outdated, asked
 from tideline_airflow.scheduling.partitions import (
     cron_of,
     key_of,
@@ -87,7 +87,7 @@ def test_a_form_that_is_not_clear_is_refused(params: dict[str, Any], sentence: s
 
 def test_outdated_slices_are_asked_for_by_name_of_nothing_else() -> None:
     found = asked(SUM, Run("manual", None), {**FORM, "outdated": True, "dry_run": False, "reason": "new"}, tuple)
-    assert (found.outdated, found.dry_run, found.request and found.request.reason) == (True, False, "new")
+    assert found == Asked(request=Outdated(reason="new"), dry_run=False)
 
 
 @pytest.mark.parametrize("seconds", [60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400])

@@ -18,7 +18,7 @@ from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.log_tables import as_text
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.batch import BatchJobOperator, DriverError, PipelineOperator
-from tideline_airflow.scheduling.asked_slices import Asked, asked
+from tideline_airflow.scheduling.asked_slices import Asked, Outdated, asked
 from tideline_airflow.scheduling.partitions import asset_of, key_of, wait_until_over
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class PlanOperator(PipelineOperator):
         with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
             wait_until_over(self.definition, key, clock)
             planner, request = planning.Planner(lake=self.lake(), client=client, clock=clock), ask.request
-            if ask.outdated and request:
+            if isinstance(request, Outdated):
                 request = Request(slices=planning.outdated(self.lake()), reason=request.reason)
             if ask.dry_run:
                 return planner.preview(request)

@@ -33,12 +33,24 @@ class Run(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The slices that a run takes; without a request it takes those that are due. A dry run writes nothing."""
+class Outdated:
+    """All slices that an older definition made final, and why they are restated. The plan task finds them in the lake.
 
-    request: Request | None = None
+    `Request` names its slices instead.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The slices that a run takes: those of a request, all that are outdated, or (None) those that are due.
+
+    A dry run writes nothing.
+    """
+
+    request: Request | Outdated | None = None
     dry_run: bool = False
-    outdated: bool = False
 
 
 def asked(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]) -> Asked:
@@ -62,7 +74,7 @@ def _by_hand(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Cal
     if params.get("outdated"):
         if slices:
             raise Refusal("the form has both an interval and outdated=true: set from and to, or outdated, but not both")
-        return Asked(request=Request(slices=(), reason=reason or "dry run"), dry_run=dry_run, outdated=True)
+        return Asked(request=Outdated(reason=reason or "dry run"), dry_run=dry_run)
     if slices:
         return Asked(request=Request(slices=slices, reason=reason or "dry run"), dry_run=dry_run)
     if run.partition_key:
