@@ -1,26 +1,26 @@
-"""Everything that the pages ask a user to type works: commands are understood, queries are answered."""
+"""Everything that the pages ask a user to type works: commands, queries, targets of `make`, and the files they name."""
 
 import re
 import shlex
-from collections.abc import Iterator
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 
-import click
 import pytest
 import typer
 from deltalake import DeltaTable
+from typer.core import TyperGroup
 
 from jobs.cli import app
 from jobs.lake.columns import live_schema
 from jobs.pipelines import PIPELINES, SOURCES, STREAMS
 from jobs.pipelines.layout import dag_id_of
-from jobs.query.lake import Lake, incidents_table
+from jobs.query.lake import Lake
 from jobs.settings import PROJECT
+from tests import pages
+from tests.pages import DECISIONS, PAGES, TYPED_FROM, code, commands
+from tideline_airflow import get_provider_info
 
-PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
-_TYPED = re.compile(
-    r"^(?:tideline|python -m jobs) (?P<block>.+)$|`(?:tideline|python -m jobs) (?P<inline>[^`]+)`", re.M
-)
 _OTHER_DAGS = {
     "control_streams",
     "generate_demo_traffic",
@@ -28,8 +28,13 @@ _OTHER_DAGS = {
     "publish_blocked",
     "reset_stream",
     "rollback_slice",
+    "upkeep",
 }
 _BATCH_DAGS = {job for p in PIPELINES.values() for job in (p.recompute_job, p.account_job, p.check_job)}
+_MADE = re.compile(r"(?:[A-Z_]+=\S+ )?make (?P<targets>[a-z -]*[a-z])(?P<args> ARGS=.+)?(?: +#.*)?")
+_FILE = re.compile(r"(?:jobs|local|plugins|dags|tests|docs|\.ci)/[\w./-]*\w(?:::\w+)?")
+# A decision tells of it: the folder that was divided into rooms.
+_GONE = {"jobs/connectors"}
 _MADE_UP = {
     f"{kind}_{name}"
     for kind in ("stream", "recompute", "account", "check")
@@ -37,32 +42,111 @@ _MADE_UP = {
 }
 
 
-def commands() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every command line of the pages: its page and its words."""
-    for page in PAGES:
-        for found in _TYPED.finditer(page.read_text()):
-            yield page.name, tuple(shlex.split(found["block"] or found["inline"], comments=True))
-
-
 def queries() -> list[str]:
     return sorted({words[1] for _, words in commands() if words[0] == "query" and len(words) > 1})
 
 
-@pytest.mark.parametrize(("page", "words"), sorted(set(commands())), ids=lambda value: " ".join(value)[:60])
-def test_a_command_is_understood(page, words):
-    command: click.Command = typer.main.get_command(app)
-    context, left = click.Context(command, info_name="tideline"), list(words)
-    while isinstance(command, click.Group) and left != ["--help"]:
-        name, found, left = command.resolve_command(context, left)
-        assert found, name
-        command, context = found, click.Context(found, info_name=name, parent=context)
-    if left != ["--help"]:
-        command.make_context(words[0], left, parent=context.parent)
+def made() -> list[tuple[str, str]]:
+    """Every target of `make` on the pages, and the value of ARGS beside it."""
+    found = [_MADE.fullmatch(line) for path in TYPED_FROM for line in code(path)]
+    return [
+        (target, " ".join(shlex.split(each["args"] or "")).removeprefix("ARGS="))
+        for each in found
+        if each
+        for target in each["targets"].split()
+    ]
 
 
-def test_there_are_commands_to_check():
-    assert len(set(commands())) > 15
-    assert len(queries()) > 5
+def recipes() -> dict[str, str]:
+    """The lines of each target of the Makefile."""
+    return dict(re.findall(r"^([a-z-]+):.*\n((?:\t.*\n)*)", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+
+
+def passed_on() -> list[tuple[str, tuple[str, ...]]]:
+    """The commands of ours that targets call, with the words that pages give to them in ARGS."""
+    return [(f"make {t}", (t, *shlex.split(args))) for t, args in made() if args and f"tideline {t} $" in recipes()[t]]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    sorted({*commands(), *passed_on()}),
+    ids=lambda value: value if isinstance(value, str) else " ".join(value)[:60],
+)
+def test_a_command_is_understood(page: str, words: tuple[str, ...]) -> None:
+    understand(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("nothing",), "No such command"),
+        (("streams", "nothing"), "No such command"),
+        (("reset", "rolling_sum"), "Missing parameter: to"),
+        (("reset", "rolling_sum", "--to", "earliest", "--nothing"), "No such option"),
+        (("query", "select 1", "--rows", "many"), "'many' is not a valid int"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_not_understood(words: tuple[str, ...], refusal: str) -> None:
+    with pytest.raises(Exception, match=refusal):
+        understand(words)
+
+
+def understand(words: tuple[str, ...]) -> None:
+    """Parse a command line as `tideline` does. A page may name a command without its arguments."""
+    command, left = typer.main.get_command(app), list(words)
+    while left and left != ["--help"] and isinstance(command, TyperGroup):
+        context = command.make_context("tideline", list(left))
+        _, command, left = command.resolve_command(context, left)
+    if left and left != ["--help"]:
+        command.make_context(words[0], left)
+
+
+def test_there_is_enough_to_check():
+    assert len(set(commands())) > 50
+    assert len(queries()) > 15
+    assert len(passed_on()) > 0
+    assert len(set(files_named())) > 35
+
+
+def test_every_target_exists():
+    assert {target for target, _ in made()} - set(recipes()) == set()
+
+
+def files_named() -> list[str]:
+    """The files and tests that pages name by their whole path."""
+    shown = [line for path in [*TYPED_FROM, *DECISIONS] for line in code(path)]
+    return [name for line in shown for name in _FILE.findall(line) if "my_" not in name and name not in _GONE]
+
+
+@pytest.mark.parametrize("name", sorted(set(files_named())))
+def test_a_file_or_test_that_is_named_exists(name: str) -> None:
+    path, _, test = name.partition("::")
+    assert (PROJECT / path).exists()
+    assert not test or f"def {test}(" in (PROJECT / path).read_text()
+
+
+def test_every_folder_of_jobs_is_described_in_the_order_of_its_imports() -> None:
+    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    level = {name: number for number, layer in enumerate(reversed(layers)) for name in layer.split(" | ")}
+    named = [folder.removeprefix("jobs/") for folder in pages.table("CONTRIBUTING.md", "The tree", "folder").names]
+    rooms = [name for name in named if name in level]
+    # The command line is described beside the settings, as a part of `jobs` itself.
+    assert set(rooms) == {path.parent.name for path in (PROJECT / "jobs").glob("*/__init__.py")} - {"cli"}
+    assert all(level[before] <= level[after] for before, after in pairwise(rooms))
+
+
+def test_every_marker_of_tests_is_described() -> None:
+    options = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    named = pages.table("CONTRIBUTING.md", "Tests", "marker").names
+    assert set(named) == {marker.partition(":")[0] for marker in options["markers"]}
+
+
+def test_airflow_lists_every_module_with_operators() -> None:
+    (listed,) = (each["python-modules"] for each in get_provider_info()["operators"])
+    files = (PROJECT / "plugins" / "tideline_airflow" / "operators").glob("[!_]*.py")
+    with_operators = [file.stem for file in files if re.search(r"^class \w+Operator\(", file.read_text(), re.MULTILINE)]
+    assert sorted(listed) == [f"tideline_airflow.operators.{name}" for name in sorted(with_operators)]
 
 
 def test_named_dags_exist():
@@ -77,10 +161,9 @@ def test_named_dags_exist():
     assert named - _MADE_UP <= {*map(dag_id_of, STREAMS), *_OTHER_DAGS, *_BATCH_DAGS}
 
 
-def test_the_columns_of_incidents_are_those_of_the_relation():
-    (chapter,) = re.findall(r"### `incidents`\n(.*?)\n\n[^|]", (PROJECT / "docs" / "data.md").read_text(), re.DOTALL)
-    named = [name for cell in re.findall(r"(?m)^\| (`.+?) \|", chapter) for name in re.findall(r"`(\w+)`", cell)]
-    assert named == incidents_table([]).column_names
+def test_the_first_page_lists_every_dag():
+    of_each = {name.replace("_rolling_sum", "_PIPELINE") for name in _BATCH_DAGS if name.endswith("_rolling_sum")}
+    assert set(pages.table("README.md", "What runs", "DAG").names) == {*map(dag_id_of, STREAMS), *_OTHER_DAGS, *of_each}
 
 
 @pytest.mark.spark
