@@ -13,7 +13,7 @@ would write its records twice.
 
 **Triage.**
 - *Kafka does not answer*: the broker is down or the connection `tideline_kafka` is wrong.
-- *unknown topic*: run `provision_topics` first.
+- *topic … does not exist*: run `provision_topics` first.
 - To stop it, mark the task as failed.
 """
 

@@ -17,6 +17,8 @@ MANUALS = sorted((PROJECT / "dags").glob("*.py"))
 EXAMPLE = PROJECT / ".env.example"
 # All pages with something that a reader may type.
 TYPED_FROM = [*PAGES, *MANUALS, EXAMPLE]
+# A shorter text around a value, such as a separator, would fit to any line.
+_TELLING = 12
 _FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"(?:docker compose exec \w+ |[A-Z_]+=\S+ )*(?:tideline|python -m jobs) (?P<words>.+)")
 
@@ -101,6 +103,12 @@ def commands() -> Iterator[tuple[str, tuple[str, ...]]]:
         yield from ((path.name, words) for line in code(path) if (words := command(line)))
 
 
+def queries() -> list[str]:
+    """Every query of the pages, without those of made-up pipelines."""
+    asked = {words[1] for _, words in commands() if words[0] == "query" and len(words) > 1}
+    return sorted(sql for sql in asked if "my_pipeline" not in sql)
+
+
 @cache
 def texts_of_code() -> tuple[str, ...]:
     """All strings of the product's code; a NUL stands for a value that is put in."""
@@ -123,9 +131,10 @@ def is_said(phrase: str) -> bool:
 
 def is_printed(line: str) -> bool:
     """Whether code has a text that gives this whole line, once its values are put in."""
-    made = (text.split("\0") for text in texts_of_code() if len(text.replace("\0", "")) > _TELLING)
-    return any(re.fullmatch(".+".join(map(re.escape, parts)), line) for parts in made)
+    return line in texts_of_code() or any(pattern.fullmatch(line) for pattern in _with_values())
 
 
-# A shorter text around a value, such as a separator, would fit to any line.
-_TELLING = 12
+@cache
+def _with_values() -> tuple[re.Pattern[str], ...]:
+    texts = (text.split("\0") for text in texts_of_code() if "\0" in text and len(text.replace("\0", "")) > _TELLING)
+    return tuple(re.compile(".+".join(map(re.escape, parts))) for parts in texts)
