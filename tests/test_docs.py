@@ -198,3 +198,12 @@ def test_every_decision_is_in_the_index() -> None:
     linked = re.findall(r"\[(\d+)\]\((\d{4})(-[^)]+\.md)\)", (folder / "README.md").read_text())
     assert all(int(number) == int(name) for number, name, _ in linked)
     assert sorted(name + rest for _, name, rest in linked) == sorted(file.name for file in folder.glob("0*.md"))
+
+
+def test_the_path_of_a_record_names_few_files_and_all_exist() -> None:
+    text = (PROJECT / "CONTRIBUTING.md").read_text()
+    table = text.partition("## The path of a record")[2].partition("\n## ")[0]
+    steps = [re.findall(r"`([\w/]+\.py)`", line) for line in table.splitlines() if line.startswith("| ")][1:]
+    assert [file for files in steps for file in files if not (PROJECT / file).is_file()] == []
+    assert all(0 < len(files) <= 9 for files in steps if files)
+    assert sum(map(len, steps)) > 40
