@@ -136,8 +136,7 @@ def test_every_folder_of_jobs_is_described_in_the_order_of_its_imports() -> None
     level = {name: number for number, layer in enumerate(reversed(layers)) for name in layer.split(" | ")}
     named = [folder.removeprefix("jobs/") for folder in pages.table("CONTRIBUTING.md", "The tree", "folder").names]
     rooms = [name for name in named if name in level]
-    # The command line is described beside the settings, as a part of `jobs` itself.
-    assert set(rooms) == {path.parent.name for path in (PROJECT / "jobs").glob("*/__init__.py")} - {"cli"}
+    assert set(rooms) == {path.parent.name for path in (PROJECT / "jobs").glob("*/__init__.py")}
     assert all(level[before] <= level[after] for before, after in pairwise(rooms))
 
 
