@@ -6,24 +6,27 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from jobs.cli.shared import Format, Output, embedded_stack, steps
+from jobs.cli.shared import Format, Output, embedded_stack, errors
 from jobs.refusal import Refusal
 
 
 def up() -> None:
     """Start the platform: broker and Airflow. Parts that have ended or hang are started again."""
     from local.platform.report import addresses
+    from local.steps import steps
 
     stack = embedded_stack()
-    with steps("starting") as step:
-        stack.up(step)
+    with steps(errors, "starting") as report:
+        stack.up(report)
     Console().print(addresses(stack))
 
 
 def down() -> None:
     """Stop the platform and everything it started; data stays."""
-    with steps("stopping") as step:
-        killed = embedded_stack().down(step)
+    from local.steps import steps
+
+    with steps(errors, "stopping") as report:
+        killed = embedded_stack().down(report)
     print(f"stopped; {killed} processes had to be killed" if killed else "stopped")
 
 
@@ -75,17 +78,17 @@ def jars(
     from local.jars import classes
     from local.jars import fetch as declared
     from local.platform.settings import StackSettings
+    from local.steps import steps
 
     settings = StackSettings.from_env()
     folder = settings.jobs.jars
     if verify:
         declared.verify(folder)
     else:
-        with steps("fetching jars") as step:
-            step(str(folder))
-            declared.fetch(folder, mirror=settings.maven_url)
-            step("one file of Spark's classes, which later starts use")
-            classes.prepare(folder)
+        with steps(errors, "preparing") as report:
+            report("checks of the jars", "about a second")
+            declared.fetch(folder, mirror=settings.maven_url, report=report)
+            classes.prepare(folder, report=report)
     print(f"{len(declared.declared())} jars in {folder}, every sum as declared")
 
 

@@ -3,7 +3,6 @@
 import json
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 from kafka import KafkaProducer
 from rich.console import Console
@@ -16,8 +15,9 @@ from jobs.pipelines.slices import Slice, slice_at
 from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
-from local.demo.run import FINAL, step
+from local.demo.run import FINAL
 from local.platform.stack import Stack
+from local.steps import Tell, step
 
 _RECORDS = 20
 _READING = 999_999_999_999
@@ -33,7 +33,7 @@ def run(stack: Stack, console: Console) -> None:
             raise Refusal(f"the DAG {pipeline.recompute_job} is missing or paused: run `tideline demo` first")
     with step(console, f"{_RECORDS} readings of {_READING:,} from one sensor"):
         slice_ = _send(stack.settings.jobs.kafka)
-    with step(console, f"Audit of slice {slice_.name}") as tell:
+    with step(console, f"Audit of slice {slice_.name}", "two to four minutes") as tell:
         incident = _wait(stack, lake, slice_, tell)
     console.print("\n[bold red]Blocked.[/bold red] Its live rows stay, and other slices become final.")
     console.print(incident.text, highlight=False)
@@ -54,7 +54,7 @@ def _send(kafka: KafkaSettings) -> Slice:
     return slice_at(PIPELINES[FINAL], now_ms)
 
 
-def _wait(stack: Stack, lake: Lake, slice_: Slice, tell: Any) -> Incident:
+def _wait(stack: Stack, lake: Lake, slice_: Slice, tell: Tell) -> Incident:
     """Wait until the audit has blocked the slice."""
     deadline, key = time.monotonic() + _SECONDS, blocked(FINAL, slice_.name)
     while time.monotonic() < deadline:

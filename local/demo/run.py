@@ -1,8 +1,8 @@
 """`tideline demo`: start everything, feed it with made-up traffic, and show how live windows become final."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,8 @@ from jobs.query.answers import as_text
 from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from local.platform.report import addresses
-from local.platform.stack import Report, Stack
+from local.platform.stack import Stack
+from local.steps import Tell, step, steps
 
 TOPICS, TRAFFIC = "provision_topics", "generate_demo_traffic"
 SHOWN = ("rolling_sum", "word_count")
@@ -36,8 +37,8 @@ _FRESH = timedelta(minutes=3)
 
 def run(stack: Stack, console: Console) -> None:
     """Start the parts that do not run yet, wait for windows, and show them, the addresses and the next commands."""
-    with step(console, "Platform") as tell:
-        stack.up(tell)
+    with steps(console, "Platform") as report:
+        stack.up(report)
     with stack.airflow.api() as api:
         show(api, Lake(stack.settings.jobs.lake_root), console)
     console.print(addresses(stack))
@@ -48,39 +49,31 @@ def run(stack: Stack, console: Console) -> None:
 
 def show(api: AirflowApi, lake: Lake, console: Console) -> None:
     """Start topics, streams and traffic on a platform that runs, wait for windows, live and final, and show them."""
-    with step(console, "DAGs are read"):
-        _wait_for_dags(api)
-    with step(console, "Topics"):
+    with step(console, "DAGs are read", "a few seconds") as tell:
+        _wait_for_dags(api, tell)
+    with step(console, "Topics", "about 10 s"):
         _provision(api)
     with step(console, "Streams and traffic"):
         _start(api)
-    with step(console, "Live windows") as tell:
+    with step(console, "Live windows", "about 40 s on two cores") as tell:
         _wait_for_windows(api, lake, tell)
     for name in SHOWN:
         console.print(_newest(lake, name))
-    with step(console, "Final slice") as tell:
+    with step(console, "Final slice", "one to two minutes on two cores") as tell:
         _wait_for_final(api, lake, tell)
-    with step(console, "Account of live and final") as tell:
+    with step(console, "Account of live and final", "about a minute on two cores") as tell:
         _account(api, lake, tell)
     _start_the_rest(api)
     console.print(_slices(lake))
     console.print(_drift_line(lake), highlight=False)
 
 
-@contextmanager
-def step(console: Console, title: str) -> Iterator[Report]:
-    """Show a spinner during a step, and a line with its duration afterwards."""
-    began = time.monotonic()
-    with console.status(title) as status:
-        yield lambda step: status.update(f"{title}: {step}")
-    console.print(f"[green]✓[/green] {title} [dim]{time.monotonic() - began:.0f} s[/dim]", highlight=False)
-
-
-def _wait_for_dags(api: AirflowApi) -> None:
+def _wait_for_dags(api: AirflowApi, tell: Tell) -> None:
     wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS)}
     wanted |= {dag for name in SHOWN for dag in (PIPELINES[name].recompute_job, PIPELINES[name].account_job)}
     deadline = time.monotonic() + _PARSED_SECONDS
     while missing := wanted - api.dags().keys():
+        tell(f"{len(missing)} of {len(wanted)} are not read yet")
         if time.monotonic() > deadline:
             why = api.import_errors() or "see the log of the DAG processor"
             raise Refusal(f"Airflow does not show the DAGs {sorted(missing)}: {why}")
@@ -104,7 +97,7 @@ def _start(api: AirflowApi) -> None:
         api.trigger(TRAFFIC, TRAFFIC_CONF)
 
 
-def _wait_for_windows(api: AirflowApi, lake: Lake, tell: Report) -> None:
+def _wait_for_windows(api: AirflowApi, lake: Lake, tell: Tell) -> None:
     began = datetime.now(UTC)
     deadline = time.monotonic() + _WINDOWS_SECONDS
     while not all((counts := {name: _fresh_windows(lake, name, began) for name in SHOWN}).values()):
@@ -125,7 +118,7 @@ def _fresh_windows(lake: Lake, name: str, began: datetime) -> int:
     return 0
 
 
-def _wait_for_final(api: AirflowApi, lake: Lake, tell: Report) -> None:
+def _wait_for_final(api: AirflowApi, lake: Lake, tell: Tell) -> None:
     """Wait for a final slice. It is over a minute after its end, by its allowed lateness, and final a run later."""
     began = datetime.now(UTC)
     deadline = time.monotonic() + _FINAL_SECONDS
@@ -160,7 +153,7 @@ def _states(lake: Lake, since: datetime) -> dict[str, int]:
     return {}
 
 
-def _account(api: AirflowApi, lake: Lake, tell: Report) -> None:
+def _account(api: AirflowApi, lake: Lake, tell: Tell) -> None:
     """Account for the slice now. Unpausing the DAG starts a run; if it was already unpaused, trigger one.
 
     Otherwise the next run would come up to a quarter of an hour later.

@@ -15,17 +15,19 @@ from pathlib import Path
 from jobs.settings import PROJECT, class_archive
 from local.jars.java import find_java
 from local.jars.lock import one_at_a_time
+from local.steps import Report, silent
 
 _TIMEOUT_SECONDS = 300
 
 
-def prepare(folder: Path) -> bool:
+def prepare(folder: Path, *, report: Report = silent) -> bool:
     """Make the archive for this Java and this Spark beside the jars, unless it exists. Return whether it exists now."""
     archive, made_for = class_archive(folder), _made_for()
     with one_at_a_time(folder / ".lock"):
         stamp = archive.with_suffix(".txt")
         if archive.exists() and stamp.exists() and stamp.read_text() == made_for:
             return True
+        report("Spark's classes, once for all starts", "about 30 s")
         archive.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".classes-") as work:
             new = Path(work) / archive.name

@@ -14,6 +14,7 @@ from xml.sax.saxutils import quoteattr
 from jobs.refusal import Refusal
 from local.jars.java import find_java
 from local.jars.lock import one_at_a_time
+from local.steps import Report, silent
 
 DECLARATION = Path(__file__).with_name("jars.toml")
 _TIMEOUT_SECONDS = 900
@@ -55,13 +56,16 @@ def verify(folder: Path, jars: Sequence[Jar] | None = None) -> None:
         raise Refusal(f"{folder}: {len(wrong)} jars are missing or wrong, first {wrong[0]}: run `tideline jars`")
 
 
-def fetch(folder: Path, jars: Sequence[Jar] | None = None, *, mirror: str | None = None) -> list[Jar]:
+def fetch(
+    folder: Path, jars: Sequence[Jar] | None = None, *, mirror: str | None = None, report: Report = silent
+) -> list[Jar]:
     """Make the folder have exactly the declared jars. Return the jars that had to be fetched."""
     jars = declared() if jars is None else jars
     folder.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(folder / ".lock"):
         wanted = missing(folder, jars)
         if wanted:
+            report(f"fetching {len(wanted)} jars", "up to 25 s on a fast line")
             with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as work:
                 _download(Path(work), wanted, mirror)
                 _put_in_place(Path(work), folder, wanted)

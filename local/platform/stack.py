@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from local.platform.database import shrink
 from local.platform.drivers import end_drivers, is_job
 from local.platform.process import Service, kill, marked, session_of, terminate, wait_gone
 from local.platform.settings import StackSettings
+from local.steps import Report, silent
 
 JOBS = "jobs"
 _START_SECONDS = 180
@@ -35,8 +36,6 @@ _SCHEDULER_STOP_SECONDS = 15
 # The components lose nothing when they are killed, and the triggerer alone would take ten seconds to end.
 _COMPONENTS_STOP_SECONDS = 5
 _OWN_FOLDERS = ("lake", "broker", "airflow", "logs", "run")
-
-Report = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,29 +80,28 @@ class Stack:
         """Airflow and its components."""
         return Airflow(settings=self.settings, java=find_java(self.env), env=self.env)
 
-    def up(self, report: Report = lambda step: None) -> None:
+    def up(self, report: Report = silent) -> None:
         """Start the parts that do not run, and replace those that hang. If all is well, nothing changes."""
+        report("checks of this machine and of the jars", "about a second")
         doctor.preflight(self.settings)
         with one_at_a_time(self._lock):
             kill(self._strays())
-            report("jars")
-            jars.fetch(self.settings.jobs.jars, mirror=self.settings.maven_url)
-            report("one file of Spark's classes, which later starts use")
-            classes.prepare(self.settings.jobs.jars)
-            report("broker")
+            jars.fetch(self.settings.jobs.jars, mirror=self.settings.maven_url, report=report)
+            classes.prepare(self.settings.jobs.jars, report=report)
+            report("broker", "about 5 s")
             self.broker.start()
-            report("Airflow's database")
+            report("Airflow's database", "the first time about 10 s")
             self.airflow.prepare()
             self._start_components(report)
 
-    def down(self, report: Report = lambda step: None) -> int:
+    def down(self, report: Report = silent) -> int:
         """End everything, in order first. Return the number of processes that had to be killed."""
         with one_at_a_time(self._lock):
-            report("Spark drivers and the scheduler")
+            report("Spark drivers and the scheduler", "at most a minute")
             self._stop_work()
-            report("Airflow")
+            report("Airflow", "at most 5 s")
             self._stop_components()
-            report("broker")
+            report("broker", "at most 20 s")
             self._service("broker").stop(BROKER_STOP_SECONDS)
             left = marked(self.settings.home)
             kill(left)
@@ -152,7 +150,7 @@ class Stack:
         for name in fresh - {"scheduler"}:
             services[name].start()
         for name, service in services.items():
-            report(f"Airflow's {name}")
+            report(f"Airflow's {name}", "all of Airflow: about 10 s")
             if name in fresh & {"scheduler"}:
                 service.start()
             self._await(name, service, fresh=name in fresh)

@@ -33,9 +33,10 @@ from local.demo.run import TOPICS, TRAFFIC, TRAFFIC_CONF
 from local.platform.ports import LOOPBACK, free_ports
 from local.platform.process import marked
 from local.platform.settings import StackSettings
-from local.platform.stack import Report, Stack
+from local.platform.stack import Stack
 from local.soak import disk as soak_disk
 from local.soak.samples import Faults, Sample, Soaked, conflicts
+from local.steps import Report, Tell
 
 _SAMPLE_SECONDS = 10.0
 # Memory is measured page by page for every process, and the disk file by file. It keeps a core busy, so it is rare.
@@ -64,7 +65,7 @@ class CpuMeter:
         return max(sum(took for took, _ in now.values()) - before, 0.0)
 
 
-def run(minutes: float, report: Report, quota_mb: int | None = None) -> Soaked:
+def run(minutes: float, report: Tell, quota_mb: int | None = None) -> Soaked:
     """Run a soak. The platform is removed afterwards, and also its folder, unless something was wrong.
 
     ``quota_mb``: the size of a disk for the lake. That disk is always removed afterwards.
@@ -74,24 +75,29 @@ def run(minutes: float, report: Report, quota_mb: int | None = None) -> Soaked:
         return _run(home, minutes, report, quota_mb)
 
 
-def _run(home: Path, minutes: float, report: Report, quota_mb: int | None) -> Soaked:
+def _run(home: Path, minutes: float, report: Tell, quota_mb: int | None) -> Soaked:
     settings = _settings(home, soak_disk.environment_of(quota_mb))
     # Airflow and the drivers get these settings only through the environment.
     stack = Stack(settings, env={**soak_disk.environment_of(quota_mb), **os.environ})
     clean = False
     try:
-        stack.up(report)
+        stack.up(_steps_of(report))
         with stack.airflow.api() as api:
             _start(api, stack.settings.jobs.lake_root, report)
             soaked = _soak(stack, api, minutes, home, report, quota_mb)
         clean = not soaked.unmet()
         return soaked
     finally:
-        stack.down(report)
+        stack.down(_steps_of(report))
         if clean:
             shutil.rmtree(home, ignore_errors=True)
         else:
             report(f"the folder of the soak is kept: {home}")
+
+
+def _steps_of(report: Tell) -> Report:
+    """The report of a platform that starts. A soak takes many minutes, so it does not count the seconds of a start."""
+    return lambda what, expected="", /: report(what)
 
 
 def _settings(home: Path, small: Mapping[str, str] | None = None) -> StackSettings:
@@ -112,7 +118,7 @@ def _settings(home: Path, small: Mapping[str, str] | None = None) -> StackSettin
     return StackSettings.from_env({**(small or {}), **env, **own})
 
 
-def _start(api: AirflowApi, lake_root: Folder, report: Report) -> None:
+def _start(api: AirflowApi, lake_root: Folder, report: Tell) -> None:
     """Start topics, streams and traffic. Start recompute when every stream has made a micro-batch."""
     batch = [dag for p in PIPELINES.values() for dag in (p.recompute_job, p.account_job)]
     wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}
@@ -147,7 +153,7 @@ def _await(done: Callable[[], bool], otherwise: Callable[[], str]) -> None:
         time.sleep(1)
 
 
-def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Report, quota_mb: int | None) -> Soaked:
+def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Tell, quota_mb: int | None) -> Soaked:
     samples = []
     for sample in _watch(stack, api, minutes):
         ages = ", ".join(f"{name} {age:.0f} s" for name, age in sample.ages.items())

@@ -63,16 +63,16 @@ def start_without(jars: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_is_made_anew_for_another_java_or_spark(jars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    made, said = [], []
 
     def record(folder: Path, archive: Path, work: Path) -> None:
         made.append(folder)
         archive.write_bytes(b"classes")
 
     monkeypatch.setattr(classes, "_record", record)
-    assert classes.prepare(jars)
-    assert classes.prepare(jars)
-    assert len(made) == 1
+    assert classes.prepare(jars, report=lambda *step: said.append(step))
+    assert classes.prepare(jars, report=lambda *step: said.append(step))
+    assert len(made) == len(said) == 1, "nobody is told to wait for what is there"
     monkeypatch.setattr(classes, "version", lambda _: "9.9")
     assert classes.prepare(jars)
     assert len(made) == 2

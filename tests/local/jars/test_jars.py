@@ -54,7 +54,9 @@ def test_verify_refuses_a_stranger_on_the_class_path(tmp_path):
 def test_nothing_is_fetched_where_all_is_there(tmp_path, monkeypatch):
     jar = _jar(tmp_path, "a")
     monkeypatch.setenv("PATH", "")
-    assert jars.fetch(tmp_path, [jar]) == []
+    said = []
+    assert jars.fetch(tmp_path, [jar], report=lambda *step: said.append(step)) == []
+    assert not said, "nothing takes long"
 
 
 def test_ivy_is_told_every_jar_and_nothing_that_follows():
@@ -91,7 +93,9 @@ def test_what_is_missing_is_fetched_from_the_mirror_and_checked(tmp_path, mirror
     address, digest = mirror
     jar = jars.Jar(set="broker", group="org.example", artifact="thing", version="1.0", sha256=digest)
     folder = tmp_path / "jars"
-    assert jars.fetch(folder, [jar], mirror=address) == [jar]
+    said = []
+    assert jars.fetch(folder, [jar], mirror=address, report=lambda *step: said.append(step)) == [jar]
+    assert said == [("fetching 1 jars", "up to 25 s on a fast line")]
     jars.verify(folder, [jar])
     assert [path.name for path in folder.iterdir() if path.name != ".lock"] == ["broker"]
 
