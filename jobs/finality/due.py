@@ -181,7 +181,7 @@ def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = Non
             )
         )
     if request:
-        refused |= {s: f"ingest has yet to land {b.missing(inputs.landed)}" for s, b in waiting.items()}
+        refused |= {s: f"ingest has not landed {b.missing(inputs.landed)} yet" for s, b in waiting.items()}
     looked_up = inputs.headers if inputs.with_entries is None else inputs.with_entries
     return SliceSurvey(
         tide_line_ms=inputs.line_ms,
@@ -210,7 +210,7 @@ def _reason(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | None
         return "closed"
     if in_time:
         # It was made final too early: a clock was wrong, or the clocks of the brokers differ too much.
-        return f"{in_time:,} missing events that had come in time"
+        return f"{in_time:,} missing events that had arrived in time"
     if late and too_late(pipeline, late, header.events):
         return f"{late:,} late events"
     if entry and entry.state in _UNFINISHED and entry.version > header.version:
@@ -279,5 +279,5 @@ def _why_not(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | Non
         return removed(pipeline.source, inputs.events_from_ms)
     if inputs.first_ms is None or slice_.end_ms <= inputs.first_ms:
         # Publishing it would make every slice from there on due.
-        return "no event was ever landed so early"
+        return "no event of it or of an earlier slice was ever landed"
     return None

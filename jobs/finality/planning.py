@@ -66,7 +66,7 @@ def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
     lease = _acquire(lake_root, job)
     # Otherwise a long write would look like a start that takes too long: sending a weekend's slices takes a while.
     lease.show(phase=Phase.RUNNING)
-    receipt = Receipt(time=time.time(), clean=False, cause="it failed while it wrote")
+    receipt = Receipt(time=time.time(), clean=False, cause="the write failed")
     try:
         yield lease
         receipt = Receipt(time=time.time(), clean=True, cause="written")
@@ -122,7 +122,7 @@ class Planner:
 
     def take_boundaries(self, run: str) -> Mapping[Slice, Boundary]:
         """Write the boundary of each slice whose time has come into the ledger, and return these boundaries."""
-        nothing = Request(slices=(), reason="its time has come")
+        nothing = Request(slices=(), reason="over")
         with writing(self.lake.root, self.lake.pipeline.recompute_job) as lease:
             final, ledger = self.lake.open_final(), self.lake.open_ledger()
             found = self._survey(final, ledger, nothing)
@@ -249,9 +249,7 @@ def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, n
     """
     if entry:
         return replace(entry, boundary=boundary, offsets={}, at_ms=now_ms)
-    return Entry(
-        slice=slice_.name, state=State.OPEN, at_ms=now_ms, run=run, boundary=boundary, reason="its time has come"
-    )
+    return Entry(slice=slice_.name, state=State.OPEN, at_ms=now_ms, run=run, boundary=boundary, reason="over")
 
 
 def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:

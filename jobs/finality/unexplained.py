@@ -25,7 +25,7 @@ def keep_incident(lake: PipelineLake, accounts: Accounts, link: str | None) -> N
         log.error("unexplained: %s", text)
         incidents.open(key, text, link=link)
     else:
-        incidents.close(key, "the newest account of every slice explains every difference, as far as accounts are kept")
+        incidents.close(key, "no kept account has an unexplained difference any more")
 
 
 def _sentence(pipeline: Pipeline, accounts: Accounts, wrong: Sequence[Mapping[str, Any]]) -> str:
@@ -33,7 +33,7 @@ def _sentence(pipeline: Pipeline, accounts: Accounts, wrong: Sequence[Mapping[st
     first, windows = wrong[0], sum(row["unexplained"] for row in wrong)
     row = accounts.first_unexplained(first["slice"], first["version"])
     example = f", {_window(pipeline, row)}" if row else ""
-    return f"slice {first['slice']}{example}; windows that nothing explains: {windows}. docs/drift.md says what to do"
+    return f"slice {first['slice']}{example}; windows with an unexplained difference: {windows}. See docs/drift.md"
 
 
 def _window(pipeline: Pipeline, row: Mapping[str, Any]) -> str:
