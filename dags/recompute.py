@@ -34,12 +34,12 @@ and a reason. By hand: `tideline plan rolling_sum`, `tideline restate rolling_su
 rows that they had.
 
 **Triage.**
-- `plan` fails, *it is not over* or *ingest has yet to land*: the slice cannot be closed yet. Is `stream_ingest` up?
+- `plan` fails, *it is not over* or *ingest has not landed*: the slice cannot be closed yet. Is `stream_ingest` up?
 - `audit` is red: it names the slice, the expectation and the observed value; its link *Data Docs* shows all. The slice
   is blocked, and its live rows stay. Correct the data or the definition and restate the slice. Or publish it anyway:
   `publish_blocked`.
 - `audit` is tried again: the audit itself could not run. The data may be good or bad.
-- `publish` is skipped, *another run has published it meanwhile*: that run's result stands.
+- `publish` is skipped, *another run has published it meanwhile*: the rows of that run stay.
 - The history of a slice: the link *Slices*, or `tideline query "select * from ledger_rolling_sum"`.
 """
 

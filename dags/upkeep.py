@@ -17,7 +17,7 @@ Rows of tables are never touched: the writers of the tables remove old rows them
 **Recovery.** Clear it, or wait for the next run, which completes a run that was interrupted.
 
 **Triage.**
-- *left to the next pass*: a recompute held its lease for minutes. Nothing is wrong unless it happens every day.
+- *the next pass tries again*: a recompute held its lease for minutes. Nothing is wrong unless it happens every day.
 - *logs are not removed*: Airflow's logs are in another folder, and may also belong to other DAGs. Limit them there.
 - The disk still fills: `docs/operations.md` lists what else grows.
 """

@@ -182,8 +182,8 @@ def _hand_to_clients(env: Mapping[str, str]) -> None:
     for name, safe in _SAFE_VALUES.items():
         if env.get(name) and env[name].lower() not in safe:
             raise Refusal(
-                f"{name}={env[name]!r} takes away that a file is created only where there is none, on which every "
-                "lease and commit rests: remove it"
+                f"{name}={env[name]!r} lets a client overwrite files that must only be created, and every lease and "
+                "commit relies on such files: remove this setting"
             )
     for name in (name for name in env if name.startswith("AWS_")):
         if env[name]:
@@ -192,7 +192,7 @@ def _hand_to_clients(env: Mapping[str, str]) -> None:
             os.environ.pop(name, None)
     if not (env.get("AWS_REGION") or env.get("AWS_ENDPOINT_URL")):
         raise Refusal(
-            f"LAKE_ROOT={env['LAKE_ROOT']!r} lies in a bucket: set AWS_REGION to its region, or AWS_ENDPOINT_URL to "
+            f"LAKE_ROOT={env['LAKE_ROOT']!r} is in a bucket: set AWS_REGION to its region, or AWS_ENDPOINT_URL to "
             "the address of a store that is not Amazon's"
         )
 

@@ -160,7 +160,7 @@ def test_a_lake_in_a_bucket(project: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("root", ["hdfs://host:8020/lake", "abfs://c@a/lake", "s3a://"])
 def test_a_lake_that_is_no_folder_is_refused(root: str) -> None:
     with pytest.raises(
-        Refusal, match=f"LAKE_ROOT='{root}': a path, file://path or s3a://bucket/path can hold the lake"
+        Refusal, match=f"LAKE_ROOT='{root}' is not supported: use a path, file://path or s3a://bucket/path"
     ):
         Settings.from_env({"LAKE_ROOT": root})
 

@@ -161,7 +161,7 @@ class AirflowApi:
         if not answer.is_success:
             raise Refusal(
                 f"Airflow refused the login of {self.username!r}: correct AIRFLOW_ADMIN_PASSWORD; "
-                "the embedded one then needs `tideline up`"
+                "for the embedded Airflow, run `tideline up` afterwards"
             )
         self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
 
@@ -170,7 +170,8 @@ class AirflowApi:
             return self._http.request(method, f"/api/v2{path}", **request)
         except httpx.TransportError as error:
             raise Refusal(
-                f"Airflow does not answer at {self.url} ({error}): `tideline up` starts the embedded one"
+                f"Airflow does not answer at {self.url} ({error}): start the embedded one with `tideline up`, or "
+                "correct AIRFLOW_API"
             ) from error
 
 

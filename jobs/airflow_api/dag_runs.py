@@ -37,16 +37,17 @@ def failure(api: AirflowApi, dag_id: str, run_id: str) -> str:
     for task in failed:
         log = api.task_log(dag_id, run_id, task["task_id"], task["try_number"])
         lines = [line.removeprefix(_FAILED) for line in log.splitlines() if line.startswith(_FAILED)]
-        said.append(f"{task['task_id']}: {lines[-1].partition(': ')[2] if lines else 'its log says why'}")
+        said.append(f"{task['task_id']}: {lines[-1].partition(': ')[2] if lines else 'see its log'}")
     return "; ".join(said) or f"see run {run_id} on {api.pages}"
 
 
 def _require_running(api: AirflowApi, dag_id: str) -> None:
     dag = api.dags(dag_id).get(dag_id)
     if dag is None:
-        raise Refusal(f"Airflow does not know the DAG {dag_id}: {api.import_errors() or 'was it read already?'}")
+        why = api.import_errors() or "if Airflow has just started, wait until it has read its DAG files"
+        raise Refusal(f"Airflow does not know the DAG {dag_id}: {why}")
     if dag["is_paused"]:
-        raise Refusal(f"the DAG {dag_id} is paused, and so begins no run: unpause it on {api.pages}/dags/{dag_id}")
+        raise Refusal(f"the DAG {dag_id} is paused, so it starts no run: unpause it on {api.pages}/dags/{dag_id}")
 
 
 def _progress(api: AirflowApi, dag_id: str, run_id: str, state: str) -> str:

@@ -78,7 +78,7 @@ def _stamped_ms(producer: KafkaProducer) -> int:
             return int(sent.get(timeout=(ADMIN_TIMEOUT_MS + _ANSWER_MS) / 1000).timestamp)
         except KafkaError as error:
             raise Refusal(
-                f"Kafka does not say what time it is, since nothing can be appended to topic {CLOCK.name!r} "
+                f"the broker's time cannot be read, because no record can be appended to topic {CLOCK.name!r} "
                 f"({reasons.first or error}): start the broker, or allow WRITE on the topic"
             ) from error
 
@@ -89,6 +89,6 @@ def check_local(before_ms: float, stamp_ms: int, after_ms: float) -> None:
         return
     own = iso(round(before_ms if stamp_ms < before_ms else after_ms))
     raise Refusal(
-        f"this machine's clock says {own}, the broker's says {iso(stamp_ms)}: set this machine's clock, e.g. by NTP, "
-        "or that of the broker if it is the one that is wrong"
+        f"the clocks differ by more than {CLOCK_TOLERANCE_MS / 1000:g} s: this machine's time is {own}, the broker's "
+        f"is {iso(stamp_ms)}; set the clock that is wrong, e.g. by NTP"
     )

@@ -147,7 +147,11 @@ def connect(kafka: KafkaSettings) -> KafkaAdminClient:
             # When the constructor fails, it leaves a thread behind that it has started.
             for net in opened:
                 net.close()
-            login = "; on a wrong login it may just hang up" if kafka.security_protocol.startswith("SASL_") else ""
+            login = (
+                "; a broker may also close the connection if the login is wrong"
+                if kafka.security_protocol.startswith("SASL_")
+                else ""
+            )
             raise Refusal(
                 f"Kafka does not answer at {kafka.bootstrap} ({reasons.first or error}{login}): "
                 "start it, or correct KAFKA_BOOTSTRAP and the security settings"
@@ -255,5 +259,7 @@ def _existing(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict
 
 def _topic_id(topic: dict[str, Any]) -> str:
     if topic["topic_id"] is None:
-        raise Refusal(f"topic {topic['name']!r} has no id: Tideline tells a re-created topic by it; use Kafka ≥ 2.8")
+        raise Refusal(
+            f"topic {topic['name']!r} has no id, by which Tideline recognizes a re-created topic: use Kafka ≥ 2.8"
+        )
     return str(topic["topic_id"])

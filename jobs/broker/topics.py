@@ -64,7 +64,7 @@ def _steps(topic: Topic, actual: Actual | None) -> list[Step]:
         reason = f"is missing: {topic.partitions} partitions, {_listed(topic.configs)}"
         return [Step(topic=topic, action=Action.CREATE, reason=reason)]
     steps = [*_partition_steps(topic, actual), *_config_steps(topic, actual)]
-    return steps or [Step(topic=topic, action=Action.KEEP, reason="is as it should be")]
+    return steps or [Step(topic=topic, action=Action.KEEP, reason="matches its definition")]
 
 
 def _partition_steps(topic: Topic, actual: Actual) -> Iterator[Step]:
@@ -75,7 +75,8 @@ def _partition_steps(topic: Topic, actual: Actual) -> Iterator[Step]:
     elif topic.partitions > actual.partitions and topic.moves_keys and not actual.empty:
         yield _refuse(
             topic,
-            f"{change} would send keys to other partitions, away from their earlier records: {accept}, or drain it",
+            f"{change} would send keys to other partitions, away from their earlier records: {accept}, or run this "
+            "again when the topic is empty",
         )
     elif topic.partitions > actual.partitions:
         yield Step(topic=topic, action=Action.GROW, reason=change)
@@ -191,7 +192,7 @@ def _align(client: KafkaAdminClient, steps: list[Step]) -> None:
     answers = client.alter_configs(resources, incremental=True)["topic"]
     failed = {name: answer for name, answer in answers.items() if answer != "OK"}
     if failed:
-        raise Refusal(f"Kafka did not take the configs: {failed}; the other steps are done, run it again")
+        raise Refusal(f"Kafka refused these configs: {failed}; the other steps are done, run the command again")
 
 
 def _wait_until_seen(client: KafkaAdminClient, topics: list[Topic]) -> None:
@@ -199,7 +200,10 @@ def _wait_until_seen(client: KafkaAdminClient, topics: list[Topic]) -> None:
     deadline = time.monotonic() + _SEEN_WITHIN_SECONDS
     while left := [step.as_row() for step in survey(client, topics) if step.action is not Action.KEEP]:
         if time.monotonic() > deadline:
-            raise Refusal(f"applied, but after {_SEEN_WITHIN_SECONDS} s Kafka still does not show {left}: run it again")
+            raise Refusal(
+                f"the changes were made, but after {_SEEN_WITHIN_SECONDS} s Kafka does not show all of them: {left}; "
+                "run the command again"
+            )
         time.sleep(0.1)
 
 

@@ -22,7 +22,7 @@ _COMMANDS = {
         platform.clean,
     ),
     "Streams": (drivers.ingest, drivers.live, streams.reset, streams.advise, traffic.generate),
-    "Slices and answers": (slices.plan, slices.restate, slices.rollback, query.query),
+    "Slices and queries": (slices.plan, slices.restate, slices.rollback, query.query),
     "Measurements": (measure.bench, measure.soak),
 }
 _GROUPS = {"Platform": {"topics": topics.app}, "Streams": {"streams": streams.app}}

@@ -7,9 +7,11 @@ import typer
 from jobs.cli.shared import pipeline_named
 from jobs.settings import Settings
 
-_UntilCaughtUp = Annotated[bool, typer.Option("--until-caught-up", help="End when the topics are drained.")]
-_Run = Annotated[str, typer.Option("--run", help="The run that was planned.")]
-_Link = Annotated[str | None, typer.Option(help="Where people read about it.")]
+_UntilCaughtUp = Annotated[
+    bool, typer.Option("--until-caught-up", help="Read the records that are in the topics now, then end.")
+]
+_Run = Annotated[str, typer.Option("--run", help="The id of the planned run.")]
+_Link = Annotated[str | None, typer.Option(help="The address of a page about this run; incidents link to it.")]
 
 
 def ingest(until_caught_up: _UntilCaughtUp = False) -> None:
@@ -32,9 +34,11 @@ def live(
 def recompute(
     name: str,
     run: _Run,
-    try_name: Annotated[str | None, typer.Option("--try", help="Which try of the task; none: by hand.")] = None,
+    try_name: Annotated[
+        str | None, typer.Option("--try", help="The try that the task has begun; leave it out by hand.")
+    ] = None,
 ) -> None:
-    """Compute the windows that a run's plan asks for. The task `recompute` submits this command."""
+    """Compute the windows of the slices in a run's plan. The task `recompute` submits this command."""
     from jobs.finality import recompute as job
     from jobs.lake.pipeline_lake import PipelineLake
 
@@ -55,9 +59,11 @@ def audit(name: str, run: _Run, link: _Link = None) -> None:
 
 
 def account(
-    name: str, run: Annotated[str, typer.Option("--run", help="What to call this run.")], link: _Link = None
+    name: str,
+    run: Annotated[str, typer.Option("--run", help="A name for this run; its rows keep it.")],
+    link: _Link = None,
 ) -> None:
-    """Explain for each slice how far live was from final. The task `account` submits this command."""
+    """Explain how the live rows of each slice differ from its final rows. The task `account` submits this command."""
     from jobs.finality import account as job
     from jobs.finality.run.tries import stop_when_task_ends
     from jobs.lake.pipeline_lake import PipelineLake

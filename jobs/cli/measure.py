@@ -11,20 +11,23 @@ from jobs.settings import Settings
 
 
 def bench(
-    records: Annotated[int, typer.Option(min=1_000, help="How many each measured drain reads.")] = 1_000_000,
-    rounds: Annotated[int, typer.Option(min=1, help="How many measured drains each side has; the median counts.")] = 3,
+    records: Annotated[int, typer.Option(min=1_000, help="How many records each measurement reads.")] = 1_000_000,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="How often each measurement is repeated; the median is reported.")
+    ] = 3,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="ingest, rolling_sum, word_count, freshness, scale, recompute, history, publish or reading; or year, "
-            "which takes up to an hour and is no part of a run without --only."
+            help="What to measure; may be repeated: ingest, rolling_sum, word_count, freshness, scale, recompute, "
+            "history, publish, reading or year. year takes up to an hour, and is measured only if it is named."
         ),
     ] = None,
-    days: Annotated[
-        int, typer.Option(min=1, help="How many days the simulated year has; fewer are a quick look.")
-    ] = 365,
+    days: Annotated[int, typer.Option(min=1, help="With --only year: how many days are simulated.")] = 365,
 ) -> None:
-    """Measure freshness, and our jobs beside plain Spark and DuckDB; a whole run writes docs/benchmarks.md."""
+    """Measure freshness, and compare the jobs with plain Spark and DuckDB.
+
+    A run without options writes docs/benchmarks.md.
+    """
     from local.bench import report as bench_report
     from local.bench import run as measure
     from local.bench.year import report as bench_year_report
@@ -52,19 +55,19 @@ def bench(
         print(f"written: {bench_report.PAGE}")
     elif wanted == (measure.SCALE,) and records >= measure.WHOLE_RECORDS:
         bench_report.write_scale(results, settings, rounds)
-        print(f"written: its part of {bench_report.PAGE}")
+        print(f"written: the part about scale in {bench_report.PAGE}")
     elif results.year and bench_year_report.is_whole(results.year):
         bench_report.write_year(results.year, results, settings)
-        print(f"written: its part of {bench_report.PAGE}")
+        print(f"written: the part about the year in {bench_report.PAGE}")
 
 
 def soak(
-    minutes: Annotated[int, typer.Option(min=2, help="How long, once everything runs.")] = 20,
+    minutes: Annotated[int, typer.Option(min=2, help="How many minutes to measure, once everything runs.")] = 20,
     quota: Annotated[
-        int | None, typer.Option(min=50, help="Megabytes that the disk of the lake has; needs root.")
+        int | None, typer.Option(min=50, help="Limit the disk of the lake to so many megabytes; needs root.")
     ] = None,
 ) -> None:
-    """Run three pipelines with recompute on a platform of its own; exit code 1 if the tide line falls behind."""
+    """Run three pipelines with recompute on a separate platform; exit code 1 if a goal is missed."""
     from local.soak import report as soak_report
     from local.soak import run as watch
 

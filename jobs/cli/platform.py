@@ -60,9 +60,11 @@ def doctor() -> None:
 
 
 def demo(
-    broken: Annotated[bool, typer.Option("--break", help="Then send a bad batch, and show how it is blocked.")] = False,
+    broken: Annotated[
+        bool, typer.Option("--break", help="Then send impossible readings, and show how they are blocked.")
+    ] = False,
 ) -> None:
-    """Start everything, feed it, and show live windows turn final; leaves the platform running."""
+    """Start the platform, send made-up records, and show how live windows become final. The platform stays up."""
     from local.demo import mad_sensor as demo_break
     from local.demo import run as shows
 
@@ -89,11 +91,11 @@ def jars(
             report("checks of the jars", "about a second")
             declared.fetch(folder, mirror=settings.maven_url, report=report)
             classes.prepare(folder, report=report)
-    print(f"{len(declared.declared())} jars in {folder}, every sum as declared")
+    print(f"{len(declared.declared())} jars in {folder}, all with the right checksum")
 
 
 def clean(
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
 ) -> None:
     """Delete the platform's data: lake, topics, Airflow's database, logs. Jars stay. Refused while it runs."""
     stack = embedded_stack()

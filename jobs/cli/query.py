@@ -24,10 +24,16 @@ class QueryOutput(StrEnum):
 def query(
     sql: Annotated[str, typer.Argument(help='One SELECT, e.g. "select * from rolling_sum limit 5".')],
     output: Annotated[QueryOutput, typer.Option("--format", help="How to print the answer.")] = QueryOutput.TABLE,
-    seconds: Annotated[int | None, typer.Option(min=1, help="How long it may take; by default QUERY_SECONDS.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="How many rows it may have; by default QUERY_ROWS.")] = None,
+    seconds: Annotated[
+        int | None, typer.Option(min=1, help="How many seconds it may take; by default QUERY_SECONDS.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="The most rows it may return; by default QUERY_ROWS.")] = None,
 ) -> None:
-    """Ask the lake: PIPELINE, slices_, ledger_, drift_, balance_PIPELINE, events_, quarantine_SOURCE, incidents."""
+    """Query the lake with SQL; docs/data.md describes its relations.
+
+    They are PIPELINE, slices_PIPELINE, ledger_PIPELINE, drift_PIPELINE, balance_PIPELINE, events_SOURCE,
+    quarantine_SOURCE and incidents.
+    """
     from jobs.query import answers
     from jobs.query.lake import Lake
 

@@ -11,8 +11,8 @@ from jobs.times import parse_time
 
 # How long a command follows the run that it has started.
 _RUN_SECONDS = 3600.0
-_Reason = Annotated[str | None, typer.Option("--reason", help="Why; the ledger keeps it.")]
-_Apply = Annotated[bool, typer.Option("--apply", help="Do it; without it only show what it would do.")]
+_Reason = Annotated[str | None, typer.Option("--reason", help="Why you do it; the ledger stores this text.")]
+_Apply = Annotated[bool, typer.Option("--apply", help="Make the change; without --apply it is only shown.")]
 _From = Annotated[str | None, typer.Option("--from", help="Event time at which the first slice begins, ISO 8601.")]
 _To = Annotated[str | None, typer.Option("--to", help="Event time at which the last slice ends, ISO 8601.")]
 
@@ -23,7 +23,7 @@ def plan(
     to: _To = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Show which slices a recompute would make final now, and why; with --from and --to, those of the interval."""
+    """Show which slices a recompute would make final now, and why; --from and --to choose an interval."""
     _recompute_run(name, {"from": from_, "to": to, "dry_run": True}, output)
 
 
@@ -31,27 +31,29 @@ def restate(
     name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
     from_: _From = None,
     to: _To = None,
-    outdated: Annotated[bool, typer.Option("--outdated", help="All slices of an older definition instead.")] = False,
+    outdated: Annotated[
+        bool, typer.Option("--outdated", help="Instead of an interval: all slices of an older definition.")
+    ] = False,
     reason: _Reason = None,
     do: _Apply = False,
     output: Format = Output.TABLE,
 ) -> None:
     """Compute, audit and publish the slices of an interval again."""
     if not outdated and not (from_ and to):
-        raise Refusal("say which slices: --from and --to, or --outdated")
+        raise Refusal("no slices are given: add --from and --to, or --outdated")
     asked = {"from": from_, "to": to, "outdated": outdated, "dry_run": not do, "reason": reason}
     _recompute_run(name, asked, output)
 
 
 def rollback(
     name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
-    slice_: Annotated[str, typer.Option("--slice", help="Its name, or a time in it: 20260131T120000Z.")],
+    slice_: Annotated[str, typer.Option("--slice", help="Name of the slice, or a time in it, e.g. 20260131T120000Z.")],
     to_version: Annotated[int, typer.Option("--to-version", min=1, help="Which version to serve again.")],
     reason: _Reason = None,
     do: _Apply = False,
     output: Format = Output.TABLE,
 ) -> None:
-    """Serve an earlier version of a slice again, as a version of its own."""
+    """Serve an earlier version of a slice again. Its rows are published as a new version."""
     from jobs.pipelines.slices import slice_at
 
     pipeline = pipeline_named(name)
@@ -80,7 +82,7 @@ def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
         console_for_tables().print(plan_report.table(said["slices"]))
     print("\n".join(said["said"]))
     if not said["dry_run"]:
-        print("Done: what the audit has passed is final.")
+        print("Done: the slices that passed the audit are final.")
 
 
 def _dag_run(dag_id: str, conf: dict[str, Any], task_id: str) -> dict[str, Any]:
@@ -89,6 +91,8 @@ def _dag_run(dag_id: str, conf: dict[str, Any], task_id: str) -> dict[str, Any]:
 
     with airflow() as api, steps(dag_id) as step:
         if api is None:
-            raise Refusal("Airflow does not answer: `tideline up` starts the embedded one, AIRFLOW_API names another")
+            raise Refusal(
+                "Airflow does not answer: start the embedded one with `tideline up`, or set AIRFLOW_API to another one"
+            )
         run_id = dag_runs.run(api, dag_id, conf, step, _RUN_SECONDS)
         return dict(api.xcom(dag_id, run_id, task_id))

@@ -17,9 +17,9 @@ from jobs.times import parse_time
 if TYPE_CHECKING:
     from jobs.streaming.fleet import Fleet
 
-app = typer.Typer(no_args_is_help=True, help="Streaming jobs: how they do, on, off, and again.")
-_Jobs = Annotated[list[str] | None, typer.Argument(help="ingest, rolling_sum, …; none means all.")]
-_Seconds = Annotated[float | None, typer.Option(min=1, help="How long a driver may take for its micro-batch.")]
+app = typer.Typer(no_args_is_help=True, help="Streaming jobs: show their states, start, stop and restart them.")
+_Jobs = Annotated[list[str] | None, typer.Argument(help="ingest, rolling_sum, …; without a name, all jobs.")]
+_Seconds = Annotated[float | None, typer.Option(min=1, help="How many seconds a driver may take to end.")]
 
 
 @app.command("status")
@@ -49,7 +49,7 @@ def streams_start(jobs: _Jobs = None, output: Format = Output.TABLE) -> None:
 @app.command("stop")
 def streams_stop(
     jobs: _Jobs = None,
-    drain: Annotated[bool, typer.Option("--drain", help="First read what is in the topics now.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="First read all records that are in the topics now.")] = False,
     seconds: _Seconds = None,
     output: Format = Output.TABLE,
 ) -> None:
@@ -84,10 +84,13 @@ def _fleet() -> "Iterator[Fleet]":
 
     env = environment()
     if env.get("AIRFLOW_API") and not env.get("LAKE_ROOT"):
-        raise Refusal(f"AIRFLOW_API={env['AIRFLOW_API']}: streams are asked through their lake, so set LAKE_ROOT to it")
+        raise Refusal(
+            f"AIRFLOW_API={env['AIRFLOW_API']}, and LAKE_ROOT is not set: the states of streams are in the lake, so "
+            "set LAKE_ROOT to the lake of that Airflow"
+        )
     with airflow() as api:
         if api is None:
-            tell("Airflow does not answer: drivers can be asked, their DAGs cannot")
+            tell("Airflow does not answer: drivers are shown and stopped, but their DAGs are neither read nor paused")
         yield Fleet(lake_root=Settings.from_env().lake_root, api=api, report=tell)
 
 
@@ -100,12 +103,12 @@ def reset(
     to: Annotated[str, typer.Option(help="Where to begin: earliest, latest, timestamp or landed.")],
     timestamp: Annotated[str | None, typer.Option(help="With --to timestamp: arrival time, ISO 8601.")] = None,
     source: Annotated[list[str] | None, typer.Option(help="For ingest: only this source; may be repeated.")] = None,
-    do: Annotated[bool, typer.Option("--apply", help="Do it; without it only show what it would do.")] = False,
+    do: Annotated[bool, typer.Option("--apply", help="Make the change; without --apply it is only shown.")] = False,
     output: Format = Output.TABLE,
 ) -> None:
-    """Begin a stream anew from other offsets: a new checkpoint, live rows cleared, the old checkpoint put aside.
+    """Let a stream begin at other offsets, with a new checkpoint. Live rows are cleared, the old checkpoint is kept.
 
-    `ingest` keeps its rows and only moves forward; skipped records are booked as lost. Refused while the job runs.
+    `ingest` keeps its rows and only moves forward; an incident lists what it skips. Refused while the job runs.
     """
     from jobs.broker import kafka
     from jobs.streaming import reset as tool
@@ -125,16 +128,20 @@ def reset(
         return
     Console().print(planned.table())
     print("\n".join(planned.effects()))
-    print("Done: start the stream." if do else f"Nothing is changed. To do it: {request.command} --apply")
+    print("Done: now start the stream." if do else f"Nothing is changed. To reset it: {request.command} --apply")
 
 
 def advise(
     name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
-    hours: Annotated[float, typer.Option(min=0.01, help="How far back to look, by arrival.")] = 24,
-    share: Annotated[float, typer.Option(min=0, max=1, help="The share of events that should count in time.")] = 0.999,
+    hours: Annotated[
+        float, typer.Option(min=0.01, help="How many hours of arrivals to look at, up to the newest.")
+    ] = 24,
+    share: Annotated[
+        float, typer.Option(min=0, max=1, help="The share of events that the stream should count.")
+    ] = 0.999,
     output: Format = Output.TABLE,
 ) -> None:
-    """Propose a watermark delay from the lateness of landed events, with its price in freshness and state."""
+    """Propose a watermark delay from the lateness of landed events, and show what it costs."""
     from jobs.lake.pipeline_lake import PipelineLake
     from jobs.streaming import advise as adviser
 

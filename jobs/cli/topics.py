@@ -8,18 +8,18 @@ from rich.console import Console
 from jobs.cli.shared import Format, Output
 from jobs.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Topics as code: what the definitions want, against what Kafka has.")
+app = typer.Typer(no_args_is_help=True, help="Compare Kafka's topics with their definitions, and make them match.")
 
 
 @app.command("plan")
 def topics_plan(output: Format = Output.TABLE) -> None:
-    """Show what `apply` would do; exit code 1 if it would refuse."""
+    """Show what `apply` would do; exit code 1 if a step is refused."""
     _topics(output, do=False)
 
 
 @app.command("apply")
 def topics_apply(output: Format = Output.TABLE) -> None:
-    """Create, grow and align the topics. If one step is refused, nothing is changed."""
+    """Create topics, add partitions and set configs. If one step is refused, nothing is changed."""
     _topics(output, do=True)
 
 

@@ -9,22 +9,24 @@ from jobs.cli.shared import progress, stopped_by_signals
 from jobs.settings import Settings
 from jobs.times import parse_time
 
-_Share = Annotated[float, typer.Option(min=0, max=1, help="A share of all records, e.g. 0.01.")]
+_Late = Annotated[float, typer.Option(min=0, max=1, help="Share of records that are late, e.g. 0.01.")]
+_Duplicate = Annotated[float, typer.Option(min=0, max=1, help="Share of records that repeat an earlier one.")]
+_Corrupt = Annotated[float, typer.Option(min=0, max=1, help="Share of records that cannot be parsed.")]
 
 
 def generate(
-    source: Annotated[str, typer.Argument(help="Which source's traffic: numbers, lines, clicks, orders, …")],
+    source: Annotated[str, typer.Argument(help="The source: numbers, lines, clicks, orders, …")],
     rate: Annotated[float, typer.Option(min=0, help="Records per second; 0: as fast as possible.")] = 1000,
-    count: Annotated[int | None, typer.Option(min=0, help="How many; without it until stopped.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same records; drawn if not given.")] = None,
-    late: _Share = 0.0,
-    duplicate: _Share = 0.0,
-    corrupt: _Share = 0.0,
+    count: Annotated[int | None, typer.Option(min=0, help="How many records; without it, until stopped.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same records; random by default.")] = None,
+    late: _Late = 0.0,
+    duplicate: _Duplicate = 0.0,
+    corrupt: _Corrupt = 0.0,
     keys: Annotated[int, typer.Option(min=1, help="How many series, users, customers or devices.")] = 100,
     start: Annotated[str | None, typer.Option(help="First event time, ISO 8601; without it events happen now.")] = None,
-    step_ms: Annotated[int, typer.Option(min=1, help="Event time between two records, with --start.")] = 1,
+    step_ms: Annotated[int, typer.Option(min=1, help="With --start: milliseconds between two records.")] = 1,
 ) -> None:
-    """Send made-up traffic to a source's topic: skewed keys, wandering values; late, repeated or broken on request.
+    """Send made-up records to a source's topic; options make some of them late, repeated or broken.
 
     The same seed, count and start give the same records byte for byte; without --start only the times differ.
     """

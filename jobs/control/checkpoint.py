@@ -117,7 +117,8 @@ class Checkpoint:
         ahead = (-1 if planned is None else planned) - (-1 if committed is None else committed)
         if ahead not in (0, 1):
             raise self._damaged(
-                self.path / "offsets", ValueError(f"last batch planned is {planned}, committed {committed}")
+                self.path / "offsets",
+                ValueError(f"its last planned batch is {planned}, its last committed batch {committed}"),
             )
         if planned is not None:
             self.starts(planned)
@@ -135,7 +136,7 @@ class Checkpoint:
 
     def _damaged(self, file: Folder, error: Exception) -> Refusal:
         return Refusal(
-            f"checkpoint file {file} is damaged ({error}): restore it from a backup of the same moment, or begin a new "
+            f"checkpoint file {file} is damaged ({error}): restore it from a backup of this checkpoint, or begin a new "
             f"checkpoint with {self.way_out}; nothing was read or written"
         )
 
@@ -154,9 +155,9 @@ def _read(file: Folder) -> str:
         if isinstance(error, FileNotFoundError) or error.errno is None:
             raise
         cannot = f"checkpoint file {file} cannot be read ({error.strerror})"
-        raise Refusal(f"{cannot}: mend the disk or the rights to it") from error
+        raise Refusal(f"{cannot}: repair the disk, or correct the permissions of the file") from error
     if not sound:
-        raise ValueError("its checksum is another")
+        raise ValueError("its checksum does not match")
     return content.decode()
 
 

@@ -121,7 +121,10 @@ class Control:
     def forgive(self, by: str) -> None:
         """Forget the failures so far, so that an operator can start the job at once. Refused while a driver runs."""
         number = self.reserve(Owner.this_process())
-        self.end(number, Receipt(time=time.time(), clean=True, cause=f"failures forgotten: {by}"))
+        self.end(
+            number,
+            Receipt(time=time.time(), clean=True, cause=f"earlier failures do not count any more: started by {by}"),
+        )
 
     def reserve(self, owner: Owner, *, launched: bool = False) -> int:
         """Take the next epoch, unless the last holder runs; ``launched``: it is for a driver that starts later."""
@@ -133,7 +136,9 @@ class Control:
         created = self.documents.create(_name("lease", last + 1), taken)
         # If this process was suspended since `newest`, the name may be free again because its lease was pruned.
         if not created or self.newest() > last + 1:
-            raise Refusal(f"another driver of {self.job!r} started at the same moment and holds the lease")
+            raise Refusal(
+                f"another driver of {self.job!r} started at the same moment and holds the lease: this start ends"
+            )
         self._prune(last + 1 - KEPT_EPOCHS)
         return last + 1
 
@@ -142,11 +147,11 @@ class Control:
         state = self.health(epoch)
         if state.alive:
             holder = epoch.holder
-            who = f"process {holder.pid} on {holder.host}" if holder else "a start under way"
+            who = f"process {holder.pid} on {holder.host}" if holder else "a driver that is being started"
             raise Refusal(
-                f"stream {self.job!r} is already running: {who} holds epoch {number}, its last sign of life is "
-                f"{max(0.0, time.time() - epoch.last_sign):.0f} s old; stop it first, or wait {DEAD_SECONDS:.0f} s "
-                "after it has died"
+                f"job {self.job!r} is already running: {who} holds epoch {number}, its last heartbeat is "
+                f"{max(0.0, time.time() - epoch.last_sign):.0f} s old; stop it first, or, if it was killed, wait until "
+                f"its last heartbeat is {DEAD_SECONDS:.0f} s old"
             )
         if state is Health.DEAD:
             self._bury(epoch)
@@ -185,7 +190,7 @@ class Control:
         try:
             return parse(document) if document is not None else None
         except (KeyError, TypeError, ValueError, AttributeError):
-            log.warning("%s of %s cannot be read", _name(kind, number), self.job)
+            log.warning("document %s of job %s cannot be read, and counts as missing", _name(kind, number), self.job)
             return None
 
     def _numbers(self) -> list[int]:
@@ -208,11 +213,11 @@ def death_of(epoch: Epoch) -> str:
     holder = epoch.holder
     who = f"process {holder.pid} on {holder.host}" if holder else "its process"
     if epoch.beat is None or epoch.is_launch:
-        how = "has ended" if is_gone(epoch) else f"showed nothing for {LAUNCH_SECONDS:.0f} s"
+        how = "has ended" if is_gone(epoch) else f"wrote no heartbeat for {LAUNCH_SECONDS:.0f} s"
         return f"the driver did not start: {who} {how}; the last line of its log: {last_words(epoch)}"
     done = ", ".join(f"{q.topic} batch {q.batch}" for q in epoch.queries if q.batch is not None)
     return (
-        f"the driver died without a word (killed, or out of memory): {who}, last heartbeat "
+        f"the driver died without a receipt (killed, or out of memory): {who}, last heartbeat "
         f"{utc(epoch.beat.time)} UTC, after {done or 'no batch'}"
     )
 
@@ -227,7 +232,7 @@ def last_words(epoch: Epoch) -> str:
         return f"{epoch.log} cannot be read here ({error.strerror})"
     told = [line.strip() for line in lines if line.strip()]
     sentences = [line for line in told if line.startswith("tideline: ")]
-    return next(iter(sentences[-1:] or told[-1:]), "it is empty")[:_WORDS]
+    return next(iter(sentences[-1:] or told[-1:]), "the log is empty")[:_WORDS]
 
 
 def tail(log_file: Path, limit_bytes: int) -> str:

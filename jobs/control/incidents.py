@@ -280,8 +280,8 @@ def report_of(lake_root: Folder) -> Report:
         incidents, name = Incidents.of(lake_root), str(file.relative_to(str(lake_root)))
         key = unreadable(name.replace("/", "."))
         copies = file.parent / UNREADABLE
-        incidents.open(key, f"{name} could not be read, as after a power cut; a copy is kept in {copies}")
-        incidents.close(key, "it was given up, and work goes on without it")
+        incidents.open(key, f"file {name} could not be read, as after a power cut; a copy is kept in {copies}")
+        incidents.close(key, "the file counts as missing, and work goes on without it")
 
     return report
 

@@ -62,7 +62,7 @@ class Lease:
         if env.get(EPOCH_VARIABLE):
             epoch = int(env[EPOCH_VARIABLE])
             if control.is_over(epoch) or not control.claim(epoch, owner):
-                raise Refusal(f"epoch {epoch} of stream {control.job!r} is over or taken: this start was given up")
+                raise Refusal(f"epoch {epoch} of job {control.job!r} has ended, or has another driver: this start ends")
         else:
             epoch = control.reserve(owner)
         first = Beat(time=time.time(), owner=owner, phase=Phase.STARTING, log=env.get(LOG_VARIABLE) or None, **beat)
@@ -79,7 +79,10 @@ class Lease:
     def check(self) -> None:
         """Raise if another driver has taken over, or if this one was declared dead. Call it before each commit."""
         if self.is_lost or self.control.is_over(self.epoch):
-            raise LeaseLostError(f"epoch {self.epoch} of {self.control.job!r} was overtaken: this driver ends")
+            raise LeaseLostError(
+                f"epoch {self.epoch} of {self.control.job!r} has lost its lease, because a newer epoch exists or this "
+                "one was declared dead: this driver ends and commits nothing more"
+            )
 
     def show(self, **changes: Any) -> None:
         """Change the contents of the next heartbeats."""
@@ -110,10 +113,10 @@ class Lease:
     def _end_if_due(self) -> None:
         """Kill a driver that does not end by itself, whatever blocks it."""
         if self._lost_at is not None and time.monotonic() - self._lost_at > GRACE_SECONDS:
-            log.error("this driver was overtaken and does not come to its end: it ends now")
+            log.error("this driver has lost its lease and did not end within %.0f s: it is killed now", GRACE_SECONDS)
             self._die()
         if cause := self._overdue():
-            log.error("%s: this driver ends now", cause)
+            log.error("%s: this driver is killed now", cause)
             with suppress(Exception):
                 self.control.end(self.epoch, Receipt(time=time.time(), clean=False, cause=cause))
             self._die()

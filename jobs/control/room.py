@@ -51,7 +51,7 @@ class Room:
             self._report_full_disk(self._root, disk.free, disk.total) if short else self._keep_spare(self._root)
         except OSError as error:
             # Another process took the bytes that were left. The next look tries again.
-            log.warning("nobody can be told how much room the disk of the lake has: %s", error)
+            log.warning("the incident about the free space of the lake's disk could not be updated: %s", error)
         return short
 
     @property
@@ -77,7 +77,9 @@ class Room:
         """Close the incident and restore the spare. To any process a missing spare means: it may be open."""
         if self._told is False and (root / _SPARE).is_file():
             return
-        Incidents.of(root).close(full_disk(), f"the disk of the lake ({root}) has room again: all goes on")
+        Incidents.of(root).close(
+            full_disk(), f"the disk of the lake ({root}) has enough free space again: all jobs go on"
+        )
         if not (root / _SPARE).is_file():
             make_folder((root / _SPARE).parent)
             create_whole(root / _SPARE, os.urandom(_SPARE_BYTES))
@@ -86,10 +88,10 @@ class Room:
     def _sentence(self, root: Path, free: int, total: int) -> str:
         return (
             f"the disk of the lake ({root}) has {_mb(free)} of {_mb(total)} left, and LAKE_RESERVE_MB keeps "
-            f"{_mb(self._reserve)} free: streams and batch jobs wait, nothing is lost, and all goes on by itself when "
-            f"{_mb(self._wanted)} are free. Enlarge the disk, or delete from it what is not of the lake. Of the lake, "
-            "all that wait delete replaced files of its tables once a minute, as soon as they are kept for long enough "
-            "(hours in most tables), and the DAG upkeep removes old incidents, run folders and logs"
+            f"{_mb(self._reserve)} free: streams and batch jobs wait. Nothing is lost, and they go on by themselves "
+            f"when {_mb(self._wanted)} are free. Enlarge the disk, or delete files on it that are not part of the "
+            "lake. In the lake, the waiting jobs delete replaced files of tables once a minute, after their retention "
+            "(hours in most tables). The DAG upkeep removes old incidents, run folders and logs"
         )
 
 

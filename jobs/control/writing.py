@@ -21,7 +21,7 @@ def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
     lease = _acquire(lake_root, job)
     # Otherwise a long write would look like a start that takes too long: sending a weekend's slices takes a while.
     lease.show(phase=Phase.RUNNING)
-    receipt = Receipt(time=time.time(), clean=False, cause="it failed while it wrote")
+    receipt = Receipt(time=time.time(), clean=False, cause="the write failed")
     try:
         yield lease
         receipt = Receipt(time=time.time(), clean=True, cause="written")

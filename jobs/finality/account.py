@@ -55,21 +55,25 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
     pipeline = lake.pipeline
     if pipeline.window.kind is WindowKind.SESSION:
         raise Refusal(
-            f"{pipeline.name!r} has session windows, which cannot be accounted for yet: a session may be split by the "
-            "stream, and no account says so; leave its account off"
+            f"{pipeline.name!r} has session windows, which cannot be accounted for yet, because the stream may split a "
+            f"session: leave the DAG {pipeline.account_job} paused"
         )
     with writing(lake.root, pipeline.account_job):
         accounts = lake.open_accounts()
     now_ms, final = round(time.time() * 1000), lake.final()
     if final is None:
-        log.info("nothing of %s is final yet", pipeline.name)
+        log.info("no slice of %s is final yet", pipeline.name)
         return
     seen = see(lake, final, accounts)
     due = seen.due()
     found = _sort(pipeline, seen, due)
     if found.waiting:
         names = ", ".join(header.slice for header in found.waiting[:3])
-        log.info("%d slices wait until ingest has landed what live has read: %s …", len(found.waiting), names)
+        log.info(
+            "%d slices wait until ingest has landed all records that the stream has read: %s …",
+            len(found.waiting),
+            names,
+        )
     if len(found.waiting) < len(due):
         _account(lake, settings, run_id, seen, found, accounts, link)
     else:
@@ -102,9 +106,11 @@ def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
     topic = pipeline.source.name
     now = {seen.live.topic_id(topic), seen.landed.topic_id(topic) if seen.landed else None}
     if {*now, counted and counted.topic_id} - {None, header.topic_id}:
-        return "the topic was re-created since: offsets of one say nothing of the other"
+        return "the topic was re-created since: its offsets cannot be compared with those of the earlier topic"
     if counted and _oldest_ms(pipeline, header) <= counted.since_ms:
-        return "it may hold records of the topic that was there before: offsets of one say nothing of the other"
+        return (
+            "it may hold records of an earlier topic of this name, whose offsets cannot be compared with the new ones"
+        )
     earlier = any(slice_ == header.slice for slice_, _ in seen.accounted)
     if earlier and header.slice < seen.pruned_before:
         return "its live rows were pruned after the account of an earlier version"
@@ -112,7 +118,7 @@ def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
     if not has_events(pipeline, slice_named(pipeline, header.slice), landed_from_ms):
         return removed(pipeline.source, landed_from_ms)
     if seen.batches_since and _earliest(pipeline, [header]) < seen.batches_since:
-        return f"rows about micro-batches before {seen.batches_since:%FT%TZ} were removed: they were older than needed"
+        return f"rows about micro-batches before {seen.batches_since:%FT%TZ} were removed because of their age"
     return None
 
 
@@ -221,7 +227,7 @@ def _keep_incident(lake: PipelineLake, accounts: Accounts, link: str | None) -> 
         log.error("unexplained: %s", text)
         incidents.open(key, text, link=link)
     else:
-        incidents.close(key, "the newest account of every slice explains every difference, as far as accounts are kept")
+        incidents.close(key, "no kept account has an unexplained difference any more")
 
 
 def _sentence(pipeline: Pipeline, accounts: Accounts, wrong: Sequence[Mapping[str, Any]]) -> str:
@@ -229,7 +235,7 @@ def _sentence(pipeline: Pipeline, accounts: Accounts, wrong: Sequence[Mapping[st
     first, windows = wrong[0], sum(row["unexplained"] for row in wrong)
     row = accounts.first_unexplained(first["slice"], first["version"])
     example = f", {_window(pipeline, row)}" if row else ""
-    return f"slice {first['slice']}{example}; windows that nothing explains: {windows}. docs/drift.md says what to do"
+    return f"slice {first['slice']}{example}; windows with an unexplained difference: {windows}. See docs/drift.md"
 
 
 def _window(pipeline: Pipeline, row: Mapping[str, Any]) -> str:

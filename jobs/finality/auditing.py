@@ -54,7 +54,9 @@ def examine(
     pipeline, folder = lake.pipeline, RunFolder.of(lake, run)
     whole, staged, failed = folder.plan(), folder.staged(), folder.failed()
     if staged is None:
-        raise Refusal(f"run {run!r} of {pipeline.name!r} has staged nothing: clear its recompute, or plan it anew")
+        raise Refusal(
+            f"run {run!r} of {pipeline.name!r} has no staged rows: clear its task recompute, or its task plan"
+        )
     plan = whole.only(staged)
     docs = page_of(lake.root, pipeline, run)
     said = str(docs).removeprefix(f"{lake.root}/")
@@ -82,8 +84,8 @@ def _require_all(folder: RunFolder, staged: Mapping[str, StagedSlice], rows: Map
     if torn := [name for name, slice_ in staged.items() if there[name] != slice_.rows]:
         first = torn[0]
         raise Refusal(
-            f"{staged[first].rows:,} rows of slice {first} were staged in {folder.path}, {there[first]:,} are there "
-            f"({len(torn)} slices are so): nothing is published, and the next run computes them again"
+            f"slice {first} has {there[first]:,} of its {staged[first].rows:,} staged rows in {folder.path} "
+            f"(slices with such a difference: {len(torn)}): nothing is published, and the next run computes them again"
         )
 
 
@@ -193,7 +195,7 @@ def _block(lake: PipelineLake, plan: Plan, verdicts: Mapping[str, Verdict], docs
     incidents, name = lake.incidents(), lake.pipeline.name
     for work in bad:
         text = (
-            f"slice {work.slice} of {name} is blocked: {reasons[work.slice]}; nothing of it is published. "
-            f"Mend the data or the definition, then restate it, or publish it anyway with the DAG publish_blocked"
+            f"slice {work.slice} of {name} is blocked: {reasons[work.slice]}. Its new rows are not published. Correct "
+            "the data or the definition, then restate the slice, or publish it anyway with the DAG publish_blocked"
         )
         incidents.open(blocked(name, work.slice), text, link=link)

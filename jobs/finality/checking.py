@@ -45,9 +45,9 @@ def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
     page.discard_old(docs.parent, KEPT_SECONDS)
     key, incidents = served(pipeline.name), lake.incidents()
     if verdict.passed:
-        incidents.close(key, f"what {pipeline.name} serves is as it should be")
+        incidents.close(key, f"the served rows of {pipeline.name} pass their checks")
     else:
-        incidents.open(key, f"what {pipeline.name} serves fails its checks: {verdict.sentence}", link=link)
+        incidents.open(key, f"the served rows of {pipeline.name} fail their checks: {verdict.sentence}", link=link)
     return verdict
 
 

@@ -64,7 +64,10 @@ def _tagged(
 ) -> DataFrame:
     pipeline = lake.pipeline
     if seen.landed is None:
-        raise Refusal(f"{pipeline.source.events_table} is gone, and slices of {pipeline.name!r} are final: restore it")
+        raise Refusal(
+            f"{pipeline.source.events_table} is gone, and the account of final slices of {pipeline.name!r} needs it: "
+            "restore it"
+        )
     slices = [slice_named(pipeline, header.slice) for header in headers]
     events = read_events(spark, lake, seen.landed.version, slices)
     return drift.tagged(events, pipeline, _batches(spark, taken), _width(taken), finals)

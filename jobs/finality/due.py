@@ -185,7 +185,7 @@ def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = Non
     waiting = {slice_: boundaries[slice_] for slice_ in reasons if not boundaries[slice_].is_reached(inputs.landed)}
     ready = [_due(inputs, slice_, reasons[slice_], boundaries[slice_]) for slice_ in reasons if slice_ not in waiting]
     if request:
-        refused |= {s: f"ingest has yet to land {end.missing(inputs.landed)}" for s, end in waiting.items()}
+        refused |= {s: f"ingest has not landed {end.missing(inputs.landed)} yet" for s, end in waiting.items()}
     return SliceSurvey(
         tide_line_ms=inputs.line_ms,
         due=tuple(ready),
@@ -261,7 +261,7 @@ def _reason(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | None
         return "closed"
     if in_time:
         # It was made final too early: a clock was wrong, or the clocks of the brokers differ too much.
-        return f"{in_time:,} missing events that had come in time"
+        return f"{in_time:,} missing events that had arrived in time"
     if late and too_late(pipeline, late, header.events):
         return f"{late:,} late events"
     if entry and entry.state in _UNFINISHED and entry.version > header.version:
@@ -330,5 +330,5 @@ def _why_not(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | Non
         return removed(pipeline.source, inputs.events_from_ms)
     if inputs.first_ms is None or slice_.end_ms <= inputs.first_ms:
         # Publishing it would make every slice from there on due.
-        return "no event was ever landed so early"
+        return "no event of it or of an earlier slice was ever landed"
     return None

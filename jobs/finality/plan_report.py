@@ -32,7 +32,11 @@ def shown(planned: Planned) -> dict[str, Any]:
 
 def _sentences(planned: Planned) -> Iterable[str]:
     survey, plan = planned.survey, planned.plan
-    line = f"final up to {iso(survey.tide_line_ms)}" if survey.tide_line_ms is not None else "nothing is final yet"
+    line = (
+        f"every slice up to {iso(survey.tide_line_ms)} is final"
+        if survey.tide_line_ms is not None
+        else "no slice is final yet"
+    )
     events = sum(work.events for work in plan.work)
     yield f"{len(plan.work)} slices with {events:,} events to recompute; {line}."
     if len(survey.due) > len(plan.work):
@@ -45,19 +49,19 @@ def _sentences(planned: Planned) -> Iterable[str]:
     if waiting := [slice_ for slice_ in survey.waiting if slice_ not in refused]:
         yield f"{ranges(waiting)} wait for ingest."
     if survey.blocked:
-        yield f"{ranges(survey.blocked)} are blocked by their checks: see the DAG publish_blocked."
+        yield f"{ranges(survey.blocked)} are blocked by the audit: see the DAG publish_blocked."
     if survey.outdated:
-        said = f"{ranges(survey.outdated)} are final by an older definition, and older slices may be, too"
-        yield f"{said}: a run with outdated=true brings them up."
+        said = f"{ranges(survey.outdated)} were made final by an older definition, and there may be older ones"
+        yield f"{said}: a run with outdated=true computes all of them again."
     if plan.unannounced:
-        yield f"{len(plan.unannounced)} slices are published, but topic or ledger do not say so yet: they are told now."
+        yield f"{len(plan.unannounced)} published slices are not in topic or ledger yet: a run writes them there."
 
 
 def ranges(slices: Iterable[Slice]) -> str:
     """Slices in a few words. Slices that touch are written as one range."""
     groups = adjacent_groups(slices)
     words = [group[0].name if len(group) == 1 else f"{group[0].name} to {group[-1].name}" for group in groups[:_NAMED]]
-    more = f" and {len(groups) - _NAMED} more gaps" if len(groups) > _NAMED else ""
+    more = f" and {len(groups) - _NAMED} more ranges" if len(groups) > _NAMED else ""
     return f"{sum(map(len, groups))} slices ({', '.join(words)}{more})"
 
 

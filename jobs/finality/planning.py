@@ -216,9 +216,7 @@ def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, n
     """
     if entry:
         return replace(entry, boundary=boundary, offsets={}, at_ms=now_ms)
-    return Entry(
-        slice=slice_.name, state=State.OPEN, at_ms=now_ms, run=run, boundary=boundary, reason="its time has come"
-    )
+    return Entry(slice=slice_.name, state=State.OPEN, at_ms=now_ms, run=run, boundary=boundary, reason="over")
 
 
 def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:

@@ -61,12 +61,12 @@ def publish(
     pipeline, folder = lake.pipeline, RunFolder.of(lake, run)
     plan, verdicts = folder.plan(), folder.verdicts()
     if verdicts is None:
-        raise Refusal(f"run {run!r} of {pipeline.name!r} was not audited: clear its audit, or plan it anew")
+        raise Refusal(f"run {run!r} of {pipeline.name!r} was not audited: clear its task audit, or its task plan")
     passed = [name for name, verdict in verdicts.items() if verdict["passed"]]
     if never := [name for name in approved or () if not verdicts.get(name, {}).get("checksum")]:
         raise Refusal(
-            f"slice {never[0]} was not computed in run {run!r}, so there is nothing to publish: mend the definition or "
-            "the data, then restate the slice"
+            f"slice {never[0]} was not computed in run {run!r}, so there is nothing to publish: correct the definition "
+            "or the data, then restate the slice"
         )
     chosen = {work.slice: work for work in plan.only(passed if approved is None else approved).work}
     too_early = {name: why for name in chosen if (why := _too_early(pipeline, name, now_ms))}
@@ -159,7 +159,7 @@ def _publish_readable(
 
 
 def _told(error: UnreadableRowsError) -> dict[str, str]:
-    log.error("%d slices are left out: %s", len(error.sentences), error)
+    log.error("%d slices are not published: %s", len(error.sentences), error)
     return error.sentences
 
 

@@ -38,7 +38,9 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, try_name: str | Non
     pipeline, folder = lake.pipeline, RunFolder.of(lake, run_id)
     plan = folder.plan()
     if plan.fingerprint != pipeline.fingerprint:
-        raise Refusal(f"{pipeline.name!r} has changed since run {run_id!r} was planned: plan it anew")
+        raise Refusal(
+            f"the definition of {pipeline.name!r} has changed since run {run_id!r} was planned: clear its task plan"
+        )
     own = Try(run=folder.path, name=try_name) if try_name else Try.begin(folder.path, plan.names)
     part = plan.only(own.slices())
     if part.has_windows:
@@ -84,7 +86,7 @@ def read_events(spark: SparkSession, lake: PipelineLake, version: int, slices: I
     source, window = lake.pipeline.source, lake.pipeline.window
     landed = lake.events(version)
     if landed is None and lake.events() is None:
-        raise Refusal(f"{source.events_table} is gone: restore it, then plan the run anew")
+        raise Refusal(f"{source.events_table} is gone: restore it, then clear the task plan of the run")
     ranges = [
         (touching[0].start_ms - window.look_back_ms, touching[-1].end_ms + window.reach_ms)
         for touching in adjacent_groups(slices)
@@ -93,7 +95,7 @@ def read_events(spark: SparkSession, lake: PipelineLake, version: int, slices: I
     if landed is None or landed.deleted(files):
         raise Refusal(
             f"version {version} of {source.events_table}, on which the run was planned, is gone: old versions are kept "
-            "for some hours; clear the run's plan, or leave its slices to the next run"
+            "for some hours; clear the task plan of the run, or leave its slices to the next run"
         )
     rows = spark.read.schema(_columns(source)).parquet(*(str(landed.path / file) for file in files))
     return rows.where(F.col("reason").isNull() & _in_ranges("event_time", ranges)).drop("reason")

@@ -240,8 +240,8 @@ class FinalTable(FencedTable):
         rows = sum(footer(file).num_rows for file in publication.files)
         if rows != header.rows:
             raise Refusal(
-                f"{rows:,} rows of slice {header.slice} are staged, its audit saw {header.rows:,}: clear the recompute "
-                f"of run {header.run}, or leave it to the next run"
+                f"{rows:,} rows of slice {header.slice} are staged, but its audit judged {header.rows:,}: clear the "
+                f"task recompute of run {header.run}, or leave the slice to the next run"
             )
         return [self.place(file, keep=True) for file in publication.files]
 
@@ -252,8 +252,8 @@ class FinalTable(FencedTable):
             by = f" by run {now.run}" if now else ""
             raise PublishedMeanwhileError(
                 f"slice {planned.slice} is at version {at}{by}, not at {planned.version - 1} as run {planned.run} had "
-                "planned: another run has published it meanwhile, and its result stands; restate the slice if it "
-                "should be done again"
+                "planned: another run has published it meanwhile, and those rows stay; to compute it again, restate "
+                "the slice"
             )
 
     def tend(self, check: Callable[[], None], now_ms: int) -> None:
@@ -271,7 +271,7 @@ class FinalTable(FencedTable):
         wanted = (each for each in due(self._all_stored(), self._pipeline, now_ms) if each.files[0].path not in failed)
         for number, each in enumerate(wanted):
             if number and time.monotonic() - began > seconds:
-                log.info("the rest of the files of %s is folded in the next turns", self.path.name)
+                log.info("the other files of %s are folded later", self.path.name)
                 return
             if not self._fold(each, check):
                 remember_failed(self.path, each)
@@ -284,11 +284,11 @@ class FinalTable(FencedTable):
                 files, rows = write_folded(self._dataset(file.path for file in fold.files), fold.day, stage)
             except (OSError, pa.ArrowException) as error:
                 # The rows stay published. One unreadable file must not stop the next slices.
-                log.error("files of %s of %s stay as they are: %s", self.path.name, fold.day, error)
+                log.error("files of %s of %s are not folded: %s", self.path.name, fold.day, error)
                 return False
             if rows != fold.rows:
                 log.error(
-                    "files of %s of %s stay as they are: they have %d rows, the log of the table says %d",
+                    "files of %s of %s are not folded: they have %d rows, but %d by the log of the table",
                     *(self.path.name, fold.day, rows, fold.rows),
                 )
                 return False

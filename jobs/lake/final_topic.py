@@ -63,7 +63,9 @@ def send(kafka: KafkaSettings, topic: str, wanted: Iterable[Message]) -> int:
     finally:
         producer.close()
     if failed:
-        raise Refusal(f"topic {topic!r} took not all of {count} messages ({failed[0]}): the next run sends them again")
+        raise Refusal(
+            f"Kafka did not take all {count} messages for {topic!r} ({failed[0]}): the next run sends them again"
+        )
     return count
 
 

@@ -18,8 +18,8 @@ class UnreadableRowsError(Refusal):
     def __init__(self, slices: Iterable[str], table: str, why: str) -> None:
         """Make a sentence per slice; ``why`` is the reader's error, which names the file."""
         self.sentences = {
-            name: f"slice {name} stays as it is, since its rows of now cannot be read: restore the file in {table} "
-            f"from a backup, and a later run does the slice; {why}"
+            name: f"slice {name} is not replaced, because its present rows cannot be read: restore the file in {table} "
+            f"from a backup, and a later run publishes the slice; {why}"
             for name in slices
         }
         super().__init__(next(iter(self.sentences.values())))

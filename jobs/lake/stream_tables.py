@@ -131,7 +131,7 @@ class Manifest:
         staged = sum(found.num_rows for found in files.values())
         if rows not in (None, staged):
             raise TornStageError(
-                f"{rows:,} rows were written into {stage}, {staged:,} are there: nothing is committed; the stream "
+                f"{rows:,} rows were written into {stage}, but {staged:,} are there: nothing is committed; the stream "
                 "writes them again when it starts"
             )
         return cls(files=files)

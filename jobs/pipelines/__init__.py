@@ -30,7 +30,7 @@ def _that_can_run(*definitions: Pipeline) -> dict[str, Pipeline]:
     for definition in definitions:
         if definition.window.kind is WindowKind.SESSION:
             raise RefusedDefinitionError(
-                f"pipeline {definition.name!r} has session windows, which no live job can show yet: use "
+                f"pipeline {definition.name!r} has session windows, which no live job can compute yet: use "
                 "Window.tumbling or Window.sliding, or leave it out of PIPELINES"
             )
     return _by_name(*definitions)

@@ -86,7 +86,8 @@ class Pipeline:
         check_unique(f"pipeline {self.name!r}: column", [*_OF_A_WINDOW, *self.value_columns])
         unknown = [check.column for check in self.checks if check.column not in self.value_columns]
         require(
-            not unknown, f"pipeline {self.name!r}: checks on {unknown}, which are not in {list(self.value_columns)}"
+            not unknown,
+            f"pipeline {self.name!r}: checks on {unknown}, which are no columns; columns={list(self.value_columns)}",
         )
         types = dict(zip(self.value_columns, self.value_types, strict=False))
         for check in self.checks:
@@ -97,7 +98,7 @@ class Pipeline:
             )
         require(
             len(self.key_types) in (0, len(self.keys)),
-            f"pipeline {self.name!r}: key_types={list(self.key_types)} must say one type for each of {list(self.keys)}",
+            f"pipeline {self.name!r}: key_types={list(self.key_types)} must give a type for each of {list(self.keys)}",
         )
         for key_type in self.key_types:
             check_type(f"pipeline {self.name!r}: key", key_type)
@@ -108,7 +109,7 @@ class Pipeline:
         require(
             self.reopen_rows >= 0 and 0 <= self.reopen_share <= 1,
             f"pipeline {self.name!r}: reopen_rows={self.reopen_rows} must not be negative, "
-            f"reopen_share={self.reopen_share} goes from 0 to 1",
+            f"reopen_share={self.reopen_share} must be from 0 to 1",
         )
 
     def _check_times(self) -> None:

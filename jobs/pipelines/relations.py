@@ -69,7 +69,7 @@ def relations(quote: str = '"') -> Mapping[str, Relation]:
         name="incidents",
         sql=f"SELECT * FROM {_INCIDENTS}",
         reads=(_INCIDENTS,),
-        description="What operators must know: opened, told, closed.",
+        description="Problems that operators must hear of: since when, until when, and whether a message was sent.",
     )
     return found
 
@@ -113,7 +113,7 @@ def _of_pipeline(pipeline: Pipeline, quote: str) -> tuple[Relation, ...]:
         name=f"slices_{name}",
         sql=_slices(pipeline, quote),
         reads=(ledger.name,),
-        description=f"Each slice of {name} as it stands; outdated: made by another definition.",
+        description=f"The present state of each slice of {name}; `outdated`: final by another definition.",
     )
     drift = _relation(f"drift_{name}", pipeline.drift_table, f"Where live and final windows of {name} differ, and why.")
     balance = _relation(f"balance_{name}", pipeline.balance_table, f"Differences of {name} in totals, by slice.")

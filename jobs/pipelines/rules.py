@@ -32,13 +32,13 @@ def check_type(what: str, sql_type: str) -> None:
     require(
         exact is not None,
         f"{what} type={sql_type!r} is not one of BIGINT, STRING, TIMESTAMP, DECIMAL(p,s); "
-        "a DOUBLE gives another last digit in another order: use DECIMAL(18,6)",
+        "the last digit of a DOUBLE depends on the order of the records: use DECIMAL(18,6)",
     )
     if exact and exact[1]:
         precision, scale = int(exact[1]), int(exact[2])
         require(
             0 < precision <= 38 and scale <= precision,
-            f"{what} type={sql_type!r}: precision goes from 1 to 38, scale from 0 to the precision",
+            f"{what} type={sql_type!r}: precision must be from 1 to 38, scale from 0 to the precision",
         )
 
 

@@ -83,7 +83,9 @@ def start_ms_of(name: str) -> int:
     try:
         start = datetime.strptime(name, _FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
-        raise RefusedDefinitionError(f"{name!r} is no slice: its name is its start, e.g. 20260131T120000Z") from error
+        raise RefusedDefinitionError(
+            f"{name!r} is no slice: write the begin of a slice, e.g. 20260131T120000Z"
+        ) from error
     return round(start.timestamp() * 1000)
 
 
@@ -92,8 +94,8 @@ def slice_named(pipeline: Pipeline, name: str) -> Slice:
     found = slice_at(pipeline, start_ms_of(name))
     if found.name != name:
         raise RefusedDefinitionError(
-            f"{name!r} is no slice of {pipeline.name!r}, whose slices are {pipeline.slice_seconds} s long: the one in "
-            f"which it lies is {found.name}"
+            f"{name!r} is no slice of {pipeline.name!r}, whose slices are {pipeline.slice_seconds} s long: this "
+            f"time is in slice {found.name}"
         )
     return found
 
@@ -139,7 +141,7 @@ def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
     True
     """
     wait_ms = over_at(pipeline, slice_) - now_ms
-    return f"it is not over: late events are awaited for {wait_ms / 1000:.0f} s more" if wait_ms > 0 else None
+    return f"it is not over: events for it are in time for {wait_ms / 1000:.0f} s more" if wait_ms > 0 else None
 
 
 def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:

@@ -101,9 +101,7 @@ class Source:
         require(bool(names), f"source {self.name!r} has no fields: name at least one")
         self._check_event_time()
         taken = [field.name for field in self.columns if field.name in _OF_A_RECORD]
-        require(
-            not taken, f"source {self.name!r}: columns {taken} are what every landed record has already: rename them"
-        )
+        require(not taken, f"source {self.name!r}: every landed record has columns {taken} already: rename them")
         unknown = set(self.identity) - set(names)
         require(not unknown, f"source {self.name!r}: identity={sorted(unknown)} names no field; fields={names}")
         for setting in ("partitions", "horizon_hours", "longest_outage_hours"):
@@ -124,15 +122,15 @@ class Source:
             self.events_kept_days * 24 >= needed_hours,
             f"source {self.name!r}: events_kept_days={self.events_kept_days} is shorter than horizon_hours="
             f"{self.horizon_hours}, longest_outage_hours={self.longest_outage_hours} and retention_hours="
-            f"{self.retention_hours} together: events that can still come would belong to slices whose other events "
-            f"are gone; keep them for {-(-needed_hours // 24)} days at least",
+            f"{self.retention_hours} together: a late event could belong to a slice whose other events were removed; "
+            f"set events_kept_days={-(-needed_hours // 24)} or more",
         )
 
     def _check_event_time(self) -> None:
         if self.format is Format.TEXT:
             require(
                 self.event_time_field is None and len(self.fields) == 1 and self.fields[0].type == "STRING",
-                f"source {self.name!r}: plain text is one STRING field, its event time is a header or the arrival",
+                f"source {self.name!r}: plain text has one STRING field, and its event time is a header or the arrival",
             )
             require(
                 re.fullmatch(r"[\w.-]+", self.event_time_header or "ts", re.ASCII) is not None,

@@ -44,7 +44,10 @@ class Window:
 
     def __post_init__(self) -> None:
         """Refuse windows that leave gaps, and sliding windows with a size that is no multiple of the slide."""
-        require(0 < self.slide_ms <= self.size_ms, f"window: 0 < slide_ms={self.slide_ms} <= size_ms={self.size_ms}")
+        require(
+            0 < self.slide_ms <= self.size_ms,
+            f"window: slide_ms={self.slide_ms} must be more than 0, and not more than size_ms={self.size_ms}",
+        )
         require(
             self.kind is not WindowKind.SLIDING or self.size_ms % self.slide_ms == 0,
             f"window: size_ms={self.size_ms} is no multiple of slide_ms={self.slide_ms}: "
@@ -93,7 +96,7 @@ class Measure:
         )
         require(
             _INEXACT.search(self.sql) is None,
-            f"measure {self.name!r}: sql={self.sql!r} goes through a DOUBLE, whose last digit depends on the order "
+            f"measure {self.name!r}: sql={self.sql!r} computes with a DOUBLE, whose last digit depends on the order "
             "of the records: sum integers or DECIMALs",
         )
 
@@ -123,7 +126,7 @@ class Check:
         bounds = [bound for bound in (self.minimum, self.maximum) if bound is not None]
         require(
             all(-(2**63) <= bound < 2**63 for bound in bounds),
-            f"check on {self.column!r}: bounds {bounds} go beyond a BIGINT: leave out what nothing can exceed",
+            f"check on {self.column!r}: bounds {bounds} do not fit into a BIGINT: leave out what no value can exceed",
         )
 
 

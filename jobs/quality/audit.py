@@ -93,7 +93,7 @@ def check_served(
     finally:
         rows.release()
     failures = tuple(failure for _, failure in found)
-    title = f"Check of what {pipeline.name} serves"
+    title = f"Check of the served rows of {pipeline.name}"
     results = {"Served": of_facts.result, "Windows": of_rows.result}
     page.write(docs, page.of(title, run, {suite.SERVED: failures}, results))
     return failures
@@ -132,7 +132,9 @@ def _of_facts(facts: pd.DataFrame, validation: Validation, names: Sequence[str])
 
 def _agree(rule: Rule, failed: int, found: int) -> None:
     if failed != found:
-        raise CouldNotCheckError(f"{rule.sentence!r}: Great Expectations counts {failed} rows, the search {found}")
+        raise CouldNotCheckError(
+            f"{rule.sentence!r}: Great Expectations counts {failed} failing rows, but a search finds {found}"
+        )
 
 
 def _by_slice(found: Iterable[Broken], names: Sequence[str]) -> dict[str, list[Broken]]:

@@ -48,7 +48,7 @@ def of(title: str, run: str, failures: Mapping[str, Sequence[Failure]], results:
         run=escape(run),
         style=_STYLE.read_text(encoding="utf-8"),
         outcome="critical" if hard else "warning" if soft else "passed",
-        summary=f"{len(failures)} judged: {len(hard)} failed, {len(soft)} with warnings only",
+        summary=f"Judged: {len(failures)}, failed: {len(hard)}, with warnings only: {len(soft)}",
         failures=_failures({name: failures[name] for name in (*hard, *soft)}),
         docs="\n".join(f"<h2>{escape(name)}</h2>\n{render(result)}" for name, result in results.items()),
     )

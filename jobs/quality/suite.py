@@ -62,20 +62,25 @@ def of_windows(pipeline: Pipeline) -> tuple[Rule, ...]:
 def of_slices() -> tuple[Rule, ...]:
     """The rules for the numbers of a slice; each slice is one row."""
     return (
-        _equal("staged", "rows", "each row belongs to a slice of the run", "staged {staged}, of the slice {rows}"),
-        _equal("read", "events", "each accepted event was read", "read {read}, accepted {events}"),
+        _equal(
+            "staged",
+            "rows",
+            "each row belongs to a slice of the run",
+            "staged rows={staged}, rows of the slice={rows}",
+        ),
+        _equal("read", "events", "each accepted event was read", "events read={read}, accepted={events}"),
         _equal(
             "counted",
             "window_events",
             "each event is counted in each of its windows",
-            "counted {counted}, accepted {window_events}",
+            "events counted in windows={counted}, expected={window_events}",
             ignore="either_value_is_missing",
         ),
         _equal(
             "inputs",
             "expected",
             "each row of the transform is in each of its windows",
-            "in windows {inputs}, made of events {expected}",
+            "rows in windows={inputs}, expected={expected}",
             ignore="either_value_is_missing",
         ),
         _usual("rows", "fewest", f"rows are at least 1/{USUAL_FACTOR} of the usual number"),
@@ -284,7 +289,7 @@ def _usual(more: str, fewer: str, sentence: str) -> Rule:
         },
         column="rows",
         severity=Severity.WARNING,
-        observed="rows {rows}, usually {usual_rows:.12g}",
+        observed="rows={rows}, usual number={usual_rows:.12g}",
         mask=beyond,
         sql="",
     )

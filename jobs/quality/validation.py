@@ -81,14 +81,14 @@ def _broken(rules: Sequence[Rule], result: Any, name: str) -> tuple[tuple[Rule, 
         if not one.success:
             broken.append((rule, _failed(one, rule, name)))
     if by_sentence:
-        raise CouldNotCheckError(f"{name}: Great Expectations says nothing about {list(by_sentence)}")
+        raise CouldNotCheckError(f"{name}: Great Expectations returned no result for {list(by_sentence)}")
     return tuple(broken)
 
 
 def _failed(one: Any, rule: Rule, name: str) -> int:
     failed = one.result.get("unexpected_count")
     if not failed:
-        raise CouldNotCheckError(f"{name}: {rule.sentence!r} failed and no row failed it: {one.result}")
+        raise CouldNotCheckError(f"{name}: {rule.sentence!r} failed, but with no failing row: {one.result}")
     return int(failed)
 
 

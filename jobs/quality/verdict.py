@@ -18,7 +18,7 @@ class Failure:
     @property
     def sentence(self) -> str:
         """The failure in words, for people."""
-        return f"{self.expectation} ({self.observed})"
+        return f"rule '{self.expectation}' failed: {self.observed}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,7 +97,7 @@ def write_table(names: Sequence[str], batches: Iterable[pa.RecordBatch], out: Te
     # In a pipe or a file no column is cut.
     console = Console(file=out, width=None if out.isatty() else 1000)
     console.print(table)
-    more = "; there are more: --format csv or json prints them" if is_more else ""
+    more = "; there are more: --format csv or json prints all" if is_more else ""
     console.print(f"{table.row_count:,} rows{more}", highlight=False, soft_wrap=True)
     if refusal:
         raise refusal

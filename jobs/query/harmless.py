@@ -44,6 +44,6 @@ def require_harmless(database: duckdb.DuckDBPyConnection, sql: str) -> None:
     refused |= {f"SHOW {name}" for name in described if name not in _DESCRIBED}
     if refused:
         raise Refusal(
-            f"the query cannot be answered: {', '.join(sorted(refused))} is not for the lake's users; "
-            "ask the relations of the lake, or information_schema"
+            f"the query cannot be answered: {', '.join(sorted(refused))} is not allowed; "
+            "query the relations of the lake, or information_schema"
         )

@@ -121,8 +121,8 @@ class Lake:
     def _hint(self, missing: Sequence[str]) -> str | None:
         paths = ", ".join(self._tables[name] for name in missing if name in self._tables)
         return paths and (
-            f"{paths} does not exist yet: its streaming job has never run (`tideline demo` starts everything, "
-            "a DAG stream_… one job)"
+            f"{paths} does not exist yet, because the job that writes it has never run: start its stream with "
+            "`tideline streams start JOB`, or everything with `tideline demo`"
         )
 
     def _needed(self, names: Iterable[str]) -> Iterator[str]:
@@ -207,7 +207,7 @@ def incidents_table(incidents: Iterable[Incident]) -> pa.Table:
 def _require_one_select(database: duckdb.DuckDBPyConnection, sql: str) -> None:
     statements = database.extract_statements(sql)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise Refusal("ask one SELECT: nothing else is possible, the lake is read-only here")
+        raise Refusal("write one SELECT: a query can only read the lake")
 
 
 def _distinct(columns: Sequence[str]) -> list[str]:

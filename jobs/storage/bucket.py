@@ -165,8 +165,8 @@ def reason_of(error: Exception) -> str | None:
 def cannot_be_used(root: object, reason: str) -> str:
     """Return a message to the operator: the lake's store failed, for this reason."""
     return (
-        f"the lake at {root} cannot be used: {reason}; is the bucket there, and are AWS_ENDPOINT_URL, AWS_REGION "
-        "and the keys right? docs/clusters.md tells what is needed"
+        f"the lake at {root} cannot be used: {reason}; check that the bucket exists, and that AWS_ENDPOINT_URL, "
+        "AWS_REGION and the keys are right, as docs/clusters.md describes"
     )
 
 

@@ -55,9 +55,9 @@ class Documents:
             return
         if self.create(_PROBE, {"id": uuid.uuid4().hex}) and self.create(_PROBE, {"id": uuid.uuid4().hex}):
             raise Refusal(
-                f"the store of {self._name} overwrites what it is told to create only, so two writers would lose "
-                f"each other's rows: set LAKE_ROOT (AWS_ENDPOINT_URL={os.environ.get('AWS_ENDPOINT_URL', '')!r}) to "
-                "a store, or a version of it, that supports `If-None-Match: *`"
+                f"the store of {self._name} does not support `If-None-Match: *`: it overwrites a file that must only "
+                "be created, so of two writers one would lose its rows. Use a store that does, or a newer version: "
+                f"set LAKE_ROOT and AWS_ENDPOINT_URL={os.environ.get('AWS_ENDPOINT_URL', '')!r}"
             )
         if self._name:
             _proven.add(self._name)
@@ -145,7 +145,7 @@ def keep_copy(file: Path, report: Report | None) -> None:
             return
         copy.parent.mkdir(exist_ok=True)
         if create_whole(copy, content):
-            log.warning("%s cannot be read and is given up; a copy is kept in %s", file, copy.parent)
+            log.warning("%s cannot be read, and counts as missing; a copy is kept in %s", file, copy.parent)
             if report:
                 report(file)
 

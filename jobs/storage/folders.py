@@ -33,7 +33,7 @@ def folder_at(root: str) -> Folder:
         return Bucket(bucket, key)
     path = re.sub(r"^file:(//)?", "", root)
     if re.match(r"\w+:", path):
-        raise Refusal(f"LAKE_ROOT={root!r}: a path, file://path or s3a://bucket/path can hold the lake")
+        raise Refusal(f"LAKE_ROOT={root!r} is not supported: use a path, file://path or s3a://bucket/path")
     return Path(path).expanduser().resolve()
 
 

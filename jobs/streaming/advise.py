@@ -61,7 +61,7 @@ def advise(lake: PipelineLake, trigger_ms: int, *, hours: float = 24, share: flo
     """Look at the events of the newest hours, and propose the delay with which the wanted share would count."""
     pipeline = lake.pipeline
     if pipeline.window.kind is WindowKind.SESSION:
-        raise Refusal(f"{pipeline.name!r} has session windows, whose ends the events decide: no delay can be proposed")
+        raise Refusal(f"{pipeline.name!r} has session windows, which end with their events: no delay can be proposed")
     landed = lake.events()
     if landed is None:
         raise Refusal(f"{pipeline.source.events_table} does not exist yet: run `ingest` first")
@@ -71,7 +71,7 @@ def advise(lake: PipelineLake, trigger_ms: int, *, hours: float = 24, share: flo
         (events,) = _row(database, "SELECT count(*) FROM needed")
         if not events:
             raise Refusal(
-                f"no event of {pipeline.source.name!r} was accepted in the newest {hours:g} hours: ask for more"
+                f"no event of {pipeline.source.name!r} was accepted in the newest {hours:g} hours: raise --hours"
             )
         shares = ", ".join(f"quantile_disc(lateness, {quantile})" for quantile in QUANTILES)
         lateness = _row(database, f"SELECT {shares} FROM needed")
@@ -159,20 +159,23 @@ def _sentence(pipeline: Pipeline, share: float, now_share: float, proposed: int,
     delay = pipeline.watermark_delay_seconds
     held = f"With watermark_delay_seconds={delay} the stream would have counted {now_share:.4%} of the events in time"
     if proposed == delay:
-        return f"{held}; that is the shortest delay for {share:.4%}: leave it."
+        return f"{held}. No shorter delay reaches {share:.4%}: keep it."
     more, state = (
         abs(proposed - delay),
         f"about {abs(rows):,} rows" if rows is not None else "an unknown number of rows",
     )
     if proposed < delay:
         return (
-            f"{held}; {proposed} s would do for {share:.4%}: windows would settle {more} s earlier, with {state} less."
+            f"{held}. For {share:.4%} a delay of {proposed} s is enough: windows would stop changing {more} s earlier, "
+            f"and the state would hold {state} less."
         )
-    price = f"windows would settle {more} s later, and the state would hold {state} more"
-    beyond = proposed > pipeline.allowed_lateness_seconds
+    price = f"windows would stop changing {more} s later, and the state would hold {state} more"
+    lateness = pipeline.allowed_lateness_seconds
     also = (
-        f" Raise allowed_lateness_seconds={pipeline.allowed_lateness_seconds} with it: slices close later."
-        if beyond
+        f" Raise allowed_lateness_seconds={lateness} to {proposed}, too: slices are over later."
+        if proposed > lateness
         else ""
     )
-    return f"{held}; {share:.4%} need {proposed} s: {price}. Final rows are complete either way.{also}"
+    return (
+        f"{held}. For {share:.4%} a delay of {proposed} s is needed: {price}. Final rows are complete with both.{also}"
+    )

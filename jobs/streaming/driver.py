@@ -164,7 +164,7 @@ class _Watch:
             try:
                 self._drain_to = self._ends()
             except KafkaError as error:
-                log.warning("draining: Kafka does not say where its topics end, asking again (%s)", error)
+                log.warning("draining: the end offsets of the topics cannot be read, trying again (%s)", error)
                 return False
             log.info("draining up to %s", self._drain_to)
         return all(
@@ -215,7 +215,7 @@ def cause_of(error: BaseException | None) -> str:
     if isinstance(error, Py4JJavaError):
         return _one_line(f"Spark failed: {_root_cause(error)}")
     if isinstance(error, Py4JError | ConnectionError | EOFError):
-        return "Spark's JVM does not answer any more (killed, or out of memory): the end of the driver's log says more"
+        return "Spark's JVM does not answer any more (killed, or out of memory): see the end of the driver's log"
     if isinstance(error, PySparkException):
         return _one_line(f"{error.getCondition() or type(error).__name__}: {error}")
     return _one_line(f"{type(error).__name__}: {error}").removesuffix(":")

@@ -101,7 +101,7 @@ class Fleet:
         api = self._airflow("restart")
         off = [state.job for state in self.status(jobs) if not state.wanted and not state.lives]
         for job in off:
-            self.report(f"{job}: is off, and stays off")
+            self.report(f"{job}: is switched off, so it is not restarted")
         jobs = [job for job in jobs if job not in off]
         self._end(jobs, Stop(time=time.time(), by=by, seconds=seconds or STOP_SECONDS))
         self._begin(api, jobs, by)
@@ -112,7 +112,7 @@ class Fleet:
     def _airflow(self, action: str) -> AirflowApi:
         if self.api is None:
             raise Refusal(
-                f"Airflow does not answer, and it is Airflow that starts drivers: `tideline up`, then {action}"
+                f"Airflow does not answer, and only Airflow starts drivers: run `tideline up`, then {action} again"
             )
         return self.api
 
@@ -145,11 +145,11 @@ class Fleet:
         control, deadline = self._control(job), time.monotonic() + seconds
         while control.health(known := control.epoch(epoch)).alive:
             if time.monotonic() > deadline:
-                raise Refusal(f"{job}: epoch {epoch} did not end within {seconds:.0f} s: see {known.log}")
+                raise Refusal(f"{job}: epoch {epoch} did not end within {seconds:.0f} s: see its log {known.log}")
             time.sleep(_POLL_SECONDS)
         control.settle()
         receipt = control.epoch(epoch).receipt
-        self.report(f"{job}: epoch {epoch}: {receipt.cause if receipt else 'is gone'}")
+        self.report(f"{job}: epoch {epoch}: {receipt.cause if receipt else 'ended without a receipt'}")
 
     def _await_start(self, job: str, before: int) -> None:
         """Wait until a driver has finished its start; refuse if it failed or takes too long."""
@@ -164,7 +164,8 @@ class Fleet:
         epoch = control.epoch(newest)
         health = control.health(epoch)
         if not health.alive:
-            raise Refusal(f"{job}: epoch {newest} is {health}: {epoch.receipt.cause if epoch.receipt else 'it died'}")
+            cause = epoch.receipt.cause if epoch.receipt else "it ended without a receipt"
+            raise Refusal(f"{job}: epoch {newest} is {health}: {cause}")
         self.report(f"{job}: epoch {newest} is {health}")
 
     def _forgive(self, job: str, by: str) -> int:
@@ -174,7 +175,7 @@ class Fleet:
             # This is refused if the job was started meanwhile: then it does not wait any more.
             with suppress(Refusal):
                 control.forgive(by)
-                self.report(f"{job}: its failures are forgotten")
+                self.report(f"{job}: its earlier failures do not count any more")
         return control.newest()
 
     def _state(self, job: str, dag: dict[str, Any] | None) -> StreamState:
@@ -214,7 +215,10 @@ def _cause(epoch: Epoch, job: str, health: Health, wanted: bool | None) -> str:
     if health is Health.DEAD:
         return death_of(epoch)
     if health.alive and wanted is False:
-        return f"its DAG is paused: the driver goes on, nobody would restart it; to end it: tideline streams stop {job}"
+        return (
+            "its DAG is paused: the driver goes on, but Airflow would not restart it; to end it: "
+            f"tideline streams stop {job}"
+        )
     return epoch.receipt.cause if epoch.receipt else ""
 
 

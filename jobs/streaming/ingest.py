@@ -117,7 +117,10 @@ def _kept(lake_root: Folder, source: Source) -> KeptEvents:
             is_old = 0 < from_ms < round((now - kept.total_seconds()) * 1000) - _DAY_MS
             if is_old and now - told_at.get(job, 0.0) > _DAY_MS / 1000:
                 told_at[job] = now
-                log.warning("%s is not done with events of %s since %s: they are kept", job, source.name, iso(from_ms))
+                log.warning(
+                    "%s still needs events of %s from %s on: they are kept for longer than events_kept_days=%d",
+                    *(job, source.name, iso(from_ms), source.events_kept_days),
+                )
         return first_needed_ms(needed)
 
     return KeptEvents(kept=kept, needed_from_ms=needed_from_ms)

@@ -125,7 +125,7 @@ class MicroBatches:
             self.table.delete_what_no_reader_needs()
         except OSError as error:
             # The files may be deleted all the same: on a full disk the note about it cannot be written.
-            log.warning("%s could not be looked through: %s", self.table.path, error)
+            log.warning("old files of %s could not all be deleted: %s", self.table.path, error)
 
     def _write(self, frame: DataFrame, number: int) -> None:
         reach(FailPoint.PLANNED, number)

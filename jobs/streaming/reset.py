@@ -51,7 +51,7 @@ def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> Res
         planned = _apply(settings, client, request, lease)
     except BaseException as error:
         changed = _is_changed(settings.lake_root, request, lease.epoch)
-        end = "failed halfway, do it again" if changed else "changed nothing"
+        end = "failed halfway, run it again" if changed else "changed nothing"
         cause = f"the reset to {request.words} {end}: {str(error) or type(error).__name__}"
         lease.release(Receipt(time=time.time(), clean=not changed, cause=cause))
         raise
@@ -182,7 +182,7 @@ def _starts(
         wanted = _landed(last_note(lake_root / source.events_table), source, topic)
         if not wanted:
             raise Refusal(
-                f"nothing of topic {source.name!r} is landed, so there is no offset to hand over at: run `ingest` "
+                f"nothing of topic {source.name!r} is landed, so --to landed has no offset to begin at: run `ingest` "
                 "first, or choose --to earliest or --to latest"
             )
     return {
@@ -202,8 +202,8 @@ def _refuse_to_land_twice(source: Source, landed: Offsets, topic: TopicState) ->
         if topic.latest.get(partition, 0) < end:
             raise Refusal(
                 f"topic {source.name!r} partition {partition} ends at {topic.latest.get(partition, 0)}, but its table "
-                f"has all before {end}: the topic lost records, and new ones under their offsets could not be told "
-                "from them; re-create the topic, then reset"
+                f"has the records before {end}: the topic lost records, and new records would get the same offsets; "
+                "re-create the topic, then reset"
             )
 
 

@@ -53,7 +53,9 @@ class Request:
         if unknown := sorted(set(self.sources) - set(SOURCES)):
             raise Refusal(f"there is no source {', '.join(unknown)}: choose among {', '.join(SOURCES)}")
         if (self.to is To.TIMESTAMP) != (self.timestamp_ms is not None):
-            raise Refusal("a time goes with --to timestamp, and with that only: --timestamp 2026-01-31T12:00:00Z")
+            raise Refusal(
+                "give --timestamp with --to timestamp, and only with it, e.g. --timestamp 2026-01-31T12:00:00Z"
+            )
         # To Kafka a negative number is no time.
         if self.timestamp_ms is not None and self.timestamp_ms < 0:
             raise Refusal(f"--timestamp {iso(self.timestamp_ms)} is before 1970: choose --to earliest")
@@ -134,8 +136,8 @@ class QueryReset:
         """The effect on rows and checkpoint, in words."""
         query, passed = self.query, sum(move.passed_over for move in self.moves)
         rows = f"{self.rows:,} rows of {query.table} are {'cleared' if query.clears else 'kept'}"
-        lost = f"; {passed:,} offsets are booked as lost" if passed and not query.clears else ""
-        aside = f"; {query.folder} ({self.checkpoint}) moves to {ASIDE}" if self.checkpoint else ""
+        lost = f"; {passed:,} offsets are skipped and recorded as lost" if passed and not query.clears else ""
+        aside = f"; the old checkpoint {query.folder} ({self.checkpoint}) moves to {ASIDE}" if self.checkpoint else ""
         return f"{query.source.name}: {rows}{lost}{aside}"
 
     def loss(self, words: str) -> str | None:
@@ -144,8 +146,8 @@ class QueryReset:
         ranges = ", ".join(
             f"partition {move.partition} [{move.start - move.passed_over}, {move.start})" for move in gaps
         )
-        count = f"{sum(move.passed_over for move in gaps):,} records at most"
-        return f"{source}: the reset to {words} booked {count} as lost: {ranges}" if gaps else None
+        count = f"at most {sum(move.passed_over for move in gaps):,} records"
+        return f"{source}: the reset to {words} skipped {count}, which are not landed: {ranges}" if gaps else None
 
     def note(self, epoch: int) -> Note:
         """The note of the commit. For `ingest` it covers the offsets passed over, too, so that no gap is left."""
@@ -194,7 +196,7 @@ class ResetPlan:
 
     def table(self) -> Table:
         """A table with one line per partition, for people."""
-        shown = Table("source", "partition", "table at", "begins at", "read again", "passed over")
+        shown = Table("source", "partition", "table ends at", "begins at", "read again", "skipped")
         for query in self.queries:
             for move in query.moves:
                 at = "-" if move.table is None else f"{move.table:,}"

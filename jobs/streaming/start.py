@@ -130,8 +130,8 @@ def _disagreement(progress: CheckpointProgress | None, note: Note | None, reset:
         if progress is None or progress.committed is None:
             return None
         return (
-            f"the checkpoint has committed batch {progress.committed}, but the table has none of it: "
-            f"the table was deleted; restore it, or begin both anew with {reset}"
+            f"the checkpoint has committed batch {progress.committed}, but the table has no batch: "
+            f"the table was deleted; restore it, or begin both again with {reset}"
         )
     if note.is_reset:
         return _not_begun_anew(progress, note, reset) if progress else None
@@ -143,7 +143,7 @@ def _disagreement(progress: CheckpointProgress | None, note: Note | None, reset:
     if progress.write_id != note.write_id:
         return (
             f"the table was last written from another checkpoint (write identity {note.write_id}, this one is "
-            f"{progress.write_id}): restore the one that belongs to it, or begin a new one with {reset}"
+            f"{progress.write_id}): restore the checkpoint that belongs to the table, or begin a new one with {reset}"
         )
     return _batches_disagree(progress, note, reset)
 
@@ -160,8 +160,8 @@ def _not_begun_anew(progress: CheckpointProgress, note: Note, reset: str) -> str
         wanted = note.ends.get(topic, {})
         if any(first.get(partition, start) != start for partition, start in wanted.items()):
             return (
-                f"the table was reset to {wanted} of topic {topic!r}, but the checkpoint begins at {first}: it belongs "
-                f"to another moment; begin a new one with {reset}"
+                f"the table was reset to {wanted} of topic {topic!r}, but the checkpoint begins at {first}: checkpoint "
+                f"and table do not belong together; begin a new checkpoint with {reset}"
             )
     return None
 
@@ -170,8 +170,8 @@ def _definition_changed(note: Note | None, fingerprint: str | None, job: str) ->
     if note is None or note.fingerprint == fingerprint:
         return None
     return (
-        f"its definition has changed (fingerprint {fingerprint}, the rows so far are of {note.fingerprint}): the state "
-        f"in the checkpoint means something else; take the change back, or {_ways_on(job)}"
+        f"its definition has changed (fingerprint {fingerprint}, the rows so far are of {note.fingerprint}), and the "
+        f"state in the checkpoint does not fit the new definition; take the change back, or {_ways_on(job)}"
     )
 
 
@@ -189,8 +189,8 @@ def _state_is_bound(progress: CheckpointProgress | None, conf: Mapping[str, str]
 
 def _ways_on(job: str) -> str:
     return (
-        f"begin anew with what the topic still holds: {reset_command(job)}, or hand over, from what is landed on: "
-        f"{reset_command(job, to='landed')}"
+        f"begin again at the first record that the topic still has: {reset_command(job)}, or after the last landed "
+        f"record: {reset_command(job, to='landed')}"
     )
 
 
@@ -199,13 +199,13 @@ def _batches_disagree(progress: CheckpointProgress, note: Note, reset: str) -> s
     if ends is None:
         return (
             f"the table holds batch {note.batch}, the checkpoint planned batch {progress.planned} and committed "
-            f"{progress.committed}: one of the two is from another moment; restore both from the same one, or begin a "
-            f"new checkpoint with {reset}"
+            f"{progress.committed}: checkpoint and table do not belong together; restore both from one backup, or "
+            f"begin a new checkpoint with {reset}"
         )
     if ends != note.ends:
         return (
-            f"the table says that batch {note.batch} ended at {note.ends}, the checkpoint says {ends}: "
-            f"restore both from the same moment, or begin a new checkpoint with {reset}"
+            f"batch {note.batch} ended at {note.ends} by the table, and at {ends} by the checkpoint: they do not "
+            f"belong together; restore both from one backup, or begin a new checkpoint with {reset}"
         )
     return None
 
@@ -213,11 +213,14 @@ def _batches_disagree(progress: CheckpointProgress, note: Note, reset: str) -> s
 def _topic_changed(note: Note | None, topics: Mapping[str, TopicState], reset: str) -> str | None:
     for name, ranges in (note.topics if note else {}).items():
         if name not in topics:
-            return f"topic {name!r} is gone: its records up to {note.ends[name] if note else {}} are landed"
+            landed = note.ends[name] if note else {}
+            return (
+                f"topic {name!r} does not exist, but the table has its records up to {landed}: {_create_again(reset)}"
+            )
         if note and topics[name].cluster_id != note.cluster_id:
             return (
                 f"this is cluster {topics[name].cluster_id}, the table was filled from cluster {note.cluster_id}: "
-                f"correct KAFKA_BOOTSTRAP, or begin anew on this one with {reset}"
+                f"correct KAFKA_BOOTSTRAP, or begin again on this one with {reset}"
             )
         if topics[name].topic_id != ranges.topic_id:
             return (
@@ -225,6 +228,10 @@ def _topic_changed(note: Note | None, topics: Mapping[str, TopicState], reset: s
                 f"{ranges.topic_id}): the same offsets now mean other records; begin the new topic with {reset}"
             )
     return None
+
+
+def _create_again(reset: str) -> str:
+    return f"correct KAFKA_BOOTSTRAP, or create the topic with `tideline topics apply` and begin again with {reset}"
 
 
 def _out_of_reach(
@@ -237,13 +244,13 @@ def _out_of_reach(
     reached = progress.reached if progress and planned else first
     for name, starts in resume.items():
         if name not in topics:
-            return f"topic {name!r} is gone"
+            return f"topic {name!r} does not exist, but the checkpoint has its offsets: {_create_again(reset)}"
         reason = _partition_out_of_reach(topics[name], starts, reached[name])
         # No note has the topic's id, and the stream has landed nothing: only the begins show a re-created topic.
         if reason is None and note is None and progress and progress.committed is None:
             reason = _begins_before(topics[name], starts)
         if reason:
-            return f"topic {name!r} {reason}; begin anew with what it holds: {reset}"
+            return f"topic {name!r} {reason}; begin again with the records that it still has: {reset}"
     return None
 
 
@@ -261,7 +268,7 @@ def _partition_out_of_reach(topic: TopicState, resume: Mapping[int, int], reache
         if end < reached.get(partition, 0):
             return (
                 f"partition {partition} ends at {max(end, 0)}, before offset {reached[partition]} that the stream has "
-                "reached: records are gone, or it was re-created"
+                "reached: records were lost, or the topic was re-created"
             )
         if begin > resume.get(partition, 0):
             return (
@@ -282,6 +289,6 @@ def _begins_before(topic: TopicState, resume: Mapping[int, int]) -> str | None:
         if begin < resume.get(partition, 0):
             return (
                 f"partition {partition} begins at {begin}, before offset {resume[partition]} where the stream began: "
-                "it was re-created"
+                "the topic was re-created"
             )
     return None

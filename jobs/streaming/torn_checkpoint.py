@@ -84,4 +84,8 @@ def _put_aside(file: Folder) -> None:
     # Hadoop's checksums of a file lie beside it.
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
     make_durable(file.parent)
-    log.warning("checkpoint file %s was torn, as by a power cut: it is put aside as %s", file, aside)
+    log.warning(
+        "checkpoint file %s is incomplete, as after a power cut: it was moved to %s, and Spark writes it again",
+        file,
+        aside,
+    )

@@ -91,6 +91,6 @@ def _refuse_inexact(frame: DataFrame, made: str, pipeline: Pipeline) -> None:
     inexact = [f.name for f in frame.schema.fields if isinstance(f.dataType, DoubleType | FloatType)]
     if inexact:
         raise RefusedDefinitionError(
-            f"pipeline {pipeline.name!r}: {made} make {inexact} a DOUBLE, whose last digit depends on the order of "
-            "the records: cast to DECIMAL, divide a sum by a count instead of avg"
+            f"pipeline {pipeline.name!r}: {inexact} of {made} is a DOUBLE, whose last digit depends on the order of "
+            "the records: cast it to DECIMAL, and write sum(x) / count(*) instead of avg(x)"
         )

@@ -83,4 +83,4 @@ def trim(*folders: Path) -> Removed:
             freed.append(before.stat().st_size if before.is_file() else 0)
             shutil.copyfile(log, before)
             os.truncate(log, 0)
-    return Removed(what="large logs, begun anew", files=len(freed), bytes=sum(freed))
+    return Removed(what="large logs that were cut", files=len(freed), bytes=sum(freed))

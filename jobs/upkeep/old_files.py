@@ -40,7 +40,7 @@ def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
     return [
         Removed(what="incidents", files=Incidents.of(lake_root).discard_old(kept_seconds)),
         _total("copies of unreadable documents", _older(_folders(lake_root, UNREADABLE), kept_seconds)),
-        _total("what was put aside", _older(_folders(lake_root, PUT_ASIDE), ASIDE_KEPT_SECONDS)),
+        _total("files that were put aside", _older(_folders(lake_root, PUT_ASIDE), ASIDE_KEPT_SECONDS)),
         _total("pages about audits and checks", _older(_children(lake_root / "quality"), KEPT_SECONDS)),
         _total("run folders", (size for lake in lakes for size in _runs(lake))),
         _replaced(lake_root),
@@ -68,7 +68,7 @@ def _runs(lake: PipelineLake) -> list[int]:
             discard_old(lake, gives_up=False)
             return sizes
     except Refusal as refusal:
-        log.warning("run folders of %s are left to the next pass: %s", lake.pipeline.name, refusal)
+        log.warning("run folders of %s are not removed now, the next pass tries again: %s", lake.pipeline.name, refusal)
         return []
 
 

@@ -28,9 +28,7 @@ def test_a_clock_that_differs_a_little_is_accepted(before_ms: int, stamp_ms: int
     ("ahead_ms", "own"), [(3_600_000, "2026-01-31T13:00:00.000Z"), (-3_600_000, "2026-01-31T11:00:00.000Z")]
 )
 def test_a_clock_that_differs_by_an_hour_is_refused(ahead_ms: int, own: str) -> None:
-    sentence = (
-        f"this machine's clock says {own}, the broker's says 2026-01-31T12:00:00.000Z: set this machine's clock, "
-    )
+    sentence = f"this machine's time is {own}, the broker's is 2026-01-31T12:00:00.000Z; set the clock that is wrong, "
     with pytest.raises(Refusal, match=sentence):
         check_local(NOON_MS + ahead_ms, NOON_MS, NOON_MS + ahead_ms)
 

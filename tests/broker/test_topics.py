@@ -28,7 +28,7 @@ def has(topic: Topic, *, partitions: int = 3, empty: bool = False, **configs: st
 
 CASES = [
     ("missing", KEYED, None, [(Action.CREATE, "3 partitions")]),
-    ("as it should be", KEYED, has(KEYED), [(Action.KEEP, "as it should be")]),
+    ("as it should be", KEYED, has(KEYED), [(Action.KEEP, "matches its definition")]),
     ("more partitions, no keys", FREE, has(FREE, partitions=2), [(Action.GROW, "2 → 3")]),
     ("more partitions, keys", KEYED, has(KEYED, partitions=2), [(Action.REFUSE, "set partitions=2")]),
     ("more partitions, keys, no records", KEYED, has(KEYED, partitions=2, empty=True), [(Action.GROW, "2 → 3")]),

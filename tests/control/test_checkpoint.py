@@ -232,12 +232,15 @@ def delete(*names: str) -> Callable[[Path], None]:
     ("damage", "reason"),
     [
         (delete("metadata"), "metadata is damaged"),
-        (delete("offsets/2", "offsets/1"), "last batch planned is 0, committed 1"),
-        (delete("offsets/0", "offsets/1", "offsets/2"), "last batch planned is None, committed 1"),
-        (delete("commits/1"), "last batch planned is 2, committed 0"),
-        (delete("commits/0", "commits/1"), "last batch planned is 2, committed None"),
+        (delete("offsets/2", "offsets/1"), "last planned batch is 0, its last committed batch 1"),
+        (delete("offsets/0", "offsets/1", "offsets/2"), "last planned batch is None, its last committed batch 1"),
+        (delete("commits/1"), "last planned batch is 2, its last committed batch 0"),
+        (delete("commits/0", "commits/1"), "last planned batch is 2, its last committed batch None"),
         (delete("offsets/1"), "offsets/1 is damaged"),
-        (lambda path: plan(path, 4, {"0": 9999, "1": 9999, "2": 9999}), "last batch planned is 4, committed 1"),
+        (
+            lambda path: plan(path, 4, {"0": 9999, "1": 9999, "2": 9999}),
+            "last planned batch is 4, its last committed batch 1",
+        ),
     ],
 )
 def test_files_that_are_gone_are_missed(path: Path, damage: Callable[[Path], None], reason: str) -> None:
@@ -251,7 +254,7 @@ def test_what_the_disk_does_not_give_is_no_damage(path: Path, name: str) -> None
     """The way out of damage would clear the rows that are served; here the operator must repair the disk instead."""
     (path / name).unlink()
     (path / name).mkdir()
-    with pytest.raises(Refusal, match=rf"{name} cannot be read \(Is a directory\): mend the disk"):
+    with pytest.raises(Refusal, match=rf"{name} cannot be read \(Is a directory\): repair the disk"):
         Checkpoint(path).check()
 
 

@@ -85,7 +85,7 @@ def test_the_death_of_a_driver_tells_how_far_it_came(control: Control) -> None:
     )
     control.beat(1, Beat(time=86400.0, owner=elsewhere(), phase=Phase.RUNNING, queries=done))
     assert death_of(control.epoch(1)) == (
-        "the driver died without a word (killed, or out of memory): process 1 on another-host, "
+        "the driver died without a receipt (killed, or out of memory): process 1 on another-host, "
         "last heartbeat 1970-01-02 00:00:00 UTC, after numbers batch 7, clicks batch 0"
     )
     control.beat(1, Beat(time=86400.0, owner=elsewhere(), phase=Phase.STARTING))
@@ -99,7 +99,7 @@ def test_the_death_of_a_driver_tells_how_far_it_came(control: Control) -> None:
         ("a\n\n  \n", "a"),
         ("tideline: no topic clicks\nTraceback\n", "tideline: no topic clicks"),
         ("tideline: one\ntideline: two\nbye", "tideline: two"),
-        ("", "it is empty"),
+        ("", "the log is empty"),
         ("x" * 10**6 + "\nthe end", "the end"),
         ("tideline: long ago\n" + "INFO x\n" * 10**5, "INFO x"),
     ],
@@ -177,7 +177,7 @@ def test_one_that_cannot_be_understood_tells_nothing(
 ) -> None:
     control.documents.replace(f"{kind}-0000000001", document)
     assert told(kind, control.epoch(1)) in (told(kind, control.epoch(3)), (1.0, None, False))
-    assert f"{kind}-0000000001 of {JOB} cannot be read" in caplog.messages
+    assert f"document {kind}-0000000001 of job {JOB} cannot be read, and counts as missing" in caplog.messages
 
 
 # -- What follows --
@@ -236,7 +236,7 @@ def test_an_operator_forgives_the_failures_so_far(control: Control) -> None:
     assert control.next_step() == Launch()
     receipt = control.history()[-1].receipt
     assert receipt
-    assert (receipt.clean, receipt.cause) == (True, "failures forgotten: an operator")
+    assert (receipt.clean, receipt.cause) == (True, "earlier failures do not count any more: started by an operator")
     with held(control), pytest.raises(Refusal, match="already running"):
         control.forgive("an operator")
 

@@ -76,7 +76,7 @@ def test_another_process_is_refused_until_it_is_killed(shared: Control, holder: 
     receipt = shared.epoch(1).receipt
     assert receipt
     assert not receipt.clean
-    assert f"died without a word (killed, or out of memory): process {holder.pid} on" in receipt.cause
+    assert f"died without a receipt (killed, or out of memory): process {holder.pid} on" in receipt.cause
 
 
 def test_a_paused_holder_is_overtaken_and_sees_it(shared: Control, holder: subprocess.Popen[str]) -> None:
@@ -89,7 +89,7 @@ def test_a_paused_holder_is_overtaken_and_sees_it(shared: Control, holder: subpr
     shared.beat(1, replace(known.beat, time=time.time() - STALE_SECONDS - 1))
     with held(shared) as successor:
         overtaken = Lease(shared, 1, known.beat)
-        with pytest.raises(LeaseLostError, match=r"epoch 1 of 'rolling_sum' was overtaken"):
+        with pytest.raises(LeaseLostError, match=r"epoch 1 of 'rolling_sum' has lost its lease"):
             overtaken.check()
         successor.check()
 
@@ -182,7 +182,7 @@ def test_a_holder_on_another_machine_is_judged_by_its_signs(
         write_beat(control, 3, age=beat_age)
     write_beat(control, 2, age=0)  # A heartbeat of the epoch before does not count.
     if is_held:
-        with pytest.raises(Refusal, match=f"wait {DEAD_SECONDS:.0f} s after it has died"):
+        with pytest.raises(Refusal, match=f"wait until its last heartbeat is {DEAD_SECONDS:.0f} s old"):
             Lease.acquire(control, {})
         assert control.newest() == 3
     else:
@@ -366,10 +366,10 @@ def test_a_launch_that_never_came_is_given_up(control: Control) -> None:
     receipt = control.epoch(1).receipt
     assert receipt
     assert receipt.cause == (
-        f"the driver did not start: process 1 on another-host showed nothing for {LAUNCH_SECONDS:.0f} s; "
+        f"the driver did not start: process 1 on another-host wrote no heartbeat for {LAUNCH_SECONDS:.0f} s; "
         "the last line of its log: no log is known"
     )
-    with pytest.raises(Refusal, match="epoch 1 of stream 'rolling_sum' is over or taken: this start was given up"):
+    with pytest.raises(Refusal, match="epoch 1 of job 'rolling_sum' has ended, or has another driver: this start ends"):
         Lease.acquire(control, {EPOCH_VARIABLE: "1"})
     assert control.epoch(1).beat is None
 
@@ -418,10 +418,10 @@ def test_an_epoch_is_taken_by_one_driver_only(control: Control) -> None:
     """A cluster that starts a failed driver again by itself starts it under the same epoch."""
     env = launched(control)
     lease = Lease.acquire(control, env)
-    with pytest.raises(Refusal, match="over or taken"):
+    with pytest.raises(Refusal, match="has another driver"):
         Lease.acquire(control, env)
     lease.release(ended("no memory", clean=False))
-    with pytest.raises(Refusal, match="over or taken"):
+    with pytest.raises(Refusal, match="has another driver"):
         Lease.acquire(control, env)
 
 
@@ -468,6 +468,6 @@ def test_of_drivers_that_start_together_one_wins(tmp_path: Path) -> None:
         expected = [2 if number % 3 == 1 else 1]
         if [answer for answer in answers if isinstance(answer, int)] != expected:
             wrong[number] = answers
-        told = ("holds the lease", "already running", "over or taken")
+        told = ("holds the lease", "already running", "has another driver")
         assert all(any(words in text for words in told) for text in refused), refused
     assert wrong == {}

@@ -190,7 +190,7 @@ def test_a_paused_zombie_beside_its_successor(settings: Settings, produce: Produ
         processes.signal_group(zombie, signal.SIGCONT)
         produce("numbers", numbers(3, 3000))
         assert processes.finish(zombie, zombie_log) == 1
-        assert "overtaken" in zombie_log.read_text() or "another writer" in zombie_log.read_text()
+        assert "has lost its lease" in zombie_log.read_text() or "another writer" in zombie_log.read_text()
         successor.send_signal(signal.SIGTERM)
         assert processes.finish(successor, log) == 0
     finally:

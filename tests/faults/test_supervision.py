@@ -167,9 +167,9 @@ def test_a_killed_driver_is_restarted(stack: Stack, api: AirflowApi, control: Co
     told("driver, kill -9", detected, time.monotonic() - began)
     receipt = control.epoch(before).receipt
     assert not receipt.clean
-    assert "died without a word" in receipt.cause
+    assert "died without a receipt" in receipt.cause
     run = api.runs(DAG)[0]["dag_run_id"]
-    assert "died without a word" in api.task_log(DAG, run, "run", 1), "the failed try says why"
+    assert "died without a receipt" in api.task_log(DAG, run, "run", 1), "the failed try says why"
 
 
 def test_airflows_death_is_nothing_to_a_driver(stack: Stack, api: AirflowApi, control: Control) -> None:

@@ -76,7 +76,9 @@ def test_an_incident_stays_open_until_its_own_slice_is_clean(spark: SparkSession
     made.account()
     (incident,) = Incidents.of(made.root).still_open(unexplained("rolling_sum"))
     assert f"slice {FIRST.name}, window " in incident.text
-    assert "key='a': events: live 1, final 4, unexplained 3; windows that nothing explains: 1. " in incident.text
+    assert (
+        "key='a': events: live 1, final 4, unexplained 3; windows with an unexplained difference: 1. " in incident.text
+    )
     made.publish(FIRST.name, of_slice[FIRST.name], {0: 3}, version=2)
     made.account()
     assert not Incidents.of(made.root).still_open(unexplained("rolling_sum"))

@@ -171,7 +171,7 @@ def test_a_slice_whose_batches_are_no_longer_known_is_noted(streamed: Made) -> N
     later = THIRD.start_ms + 3600_000
     streamed.stream(9, Batch({0: (4, 4)}, T0, later), [])
     streamed.account()
-    reason = f"rows about micro-batches before {at(later):%FT%TZ} were removed: they were older than needed"
+    reason = f"rows about micro-batches before {at(later):%FT%TZ} were removed because of their age"
     assert streamed.slices() == [(slice_.name, 1, None, None, None, reason) for slice_ in (FIRST, THIRD)]
 
 
@@ -207,7 +207,7 @@ def test_a_slice_that_may_hold_records_of_an_earlier_topic_is_noted(streamed: Ma
     for slice_ in (FIRST, SECOND):
         streamed.publish(slice_.name, [], {0: 4})
     streamed.account()
-    reason = "it may hold records of the topic that was there before: offsets of one say nothing of the other"
+    reason = "it may hold records of an earlier topic of this name, whose offsets cannot be compared with the new ones"
     assert streamed.slices() == [(slice_.name, 1, None, None, None, reason) for slice_ in (FIRST, SECOND)]
 
 
@@ -236,7 +236,7 @@ def test_it_is_told_before_tables_are_merged(streamed: Made, monkeypatch: pytest
     with pytest.raises(AssertionError):
         streamed.account()
     (incident,) = Incidents.of(streamed.root).still_open(unexplained("rolling_sum"))
-    assert f"slice {SECOND.name}; windows that nothing explains: 1" in incident.text
+    assert f"slice {SECOND.name}; windows with an unexplained difference: 1" in incident.text
 
 
 def test_of_two_accounts_at_a_time_one_is_overtaken(streamed: Made) -> None:

@@ -68,7 +68,7 @@ def test_a_stream_that_died_is_stale_although_none_of_its_windows_is_live_any_mo
     assert failures(tmp_path) == []
     events.append(event(10))
     (failure,) = failures(tmp_path)
-    assert failure == "windows are at most 180 s old (890 s)"
+    assert failure == "rule 'windows are at most 180 s old' failed: 890 s"
     (incident,) = Incidents.of(tmp_path).still_open(key_of_served(SUM.name))
     assert failure in incident.text
     live.append(batch_row(5))
@@ -83,7 +83,7 @@ def test_a_pipeline_without_a_stream_is_not_stale(tmp_path: Path, events: Table)
 
 def test_bad_live_rows_are_named(tmp_path: Path, live: Table) -> None:
     live.append(live_row(30), {**live_row(30, key="other"), "events": 0}, batch_row(1))
-    assert failures(tmp_path) == ["events is at least 1 (1 of 2 values, from 0 to 0)"]
+    assert failures(tmp_path) == ["rule 'events is at least 1' failed: 1 of 2 values, from 0 to 0"]
 
 
 def test_a_window_that_is_served_twice_is_counted(tmp_path: Path, live: Table) -> None:

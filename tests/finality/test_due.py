@@ -215,7 +215,7 @@ def test_nothing_is_restated_before_anything_was_landed() -> None:
     """Otherwise every slice from there on would be due."""
     early = slice_at(SUM, START - 365 * 24 * 60 * MINUTE)
     found = survey(SUM, inputs_with(), Request(slices=(early, FIRST), reason="a typing error"))
-    assert found.refused == {early: "no event was ever landed so early"}
+    assert found.refused == {early: "no event of it or of an earlier slice was ever landed"}
     assert [item.slice for item in found.due] == [FIRST]
 
 
@@ -235,7 +235,7 @@ def test_of_days_that_are_whole_only_news_takes_a_slice() -> None:
 def test_events_that_came_in_time_reopen_whatever_the_threshold() -> None:
     big = {"headers": {FIRST.name: header(events=10_000_000)}}
     one = inputs_with(**big, entries=seen(entry()), late={FIRST.name: 2}, in_time={FIRST.name: 1})
-    assert due(survey(SUM, one)) == {FIRST.name: "1 missing events that had come in time"}
+    assert due(survey(SUM, one)) == {FIRST.name: "1 missing events that had arrived in time"}
     assert due(survey(SUM, inputs_with(**big, entries=seen(entry(late=2, in_time=1))))) != {}
     assert due(survey(SUM, inputs_with(**big, entries=seen(entry(late=2))))) == {}
     # A ledger line of an older version: events in time are not yet counted separately.
@@ -282,6 +282,6 @@ def test_a_request_takes_exactly_what_it_names() -> None:
 def test_what_is_not_closed_is_refused_with_its_reason() -> None:
     later = slice_at(SUM, START + 10 * MINUTE)
     found = survey(SUM, inputs_with(), Request(slices=(later,), reason="a test"))
-    assert (due(found), found.refused[later]) == ({}, "it is not over: late events are awaited for 600 s more")
+    assert (due(found), found.refused[later]) == ({}, "it is not over: events for it are in time for 600 s more")
     behind = survey(SUM, inputs_with(landed={0: 9}), Request(slices=(FIRST,), reason="a test"))
-    assert behind.refused == {FIRST: "ingest has yet to land partition 0: 1 offsets"}
+    assert behind.refused == {FIRST: "ingest has not landed partition 0: 1 offsets yet"}

@@ -186,12 +186,12 @@ def test_a_machine_whose_clock_is_wrong_plans_and_streams_nothing(
     time_is(monkeypatch, ahead_seconds)
     with kafka.admin(settings.kafka) as client, broker_clock(client, settings.kafka) as clock:
         planner = planning.Planner(lake=batch.lake_of(settings, SUM), client=client, clock=clock)
-        with pytest.raises(Refusal, match=r"set this machine's clock, e\.g\. by NTP"):
+        with pytest.raises(Refusal, match=r"set the clock that is wrong, e\.g\. by NTP"):
             planner.preview()
-        with pytest.raises(Refusal, match=r"set this machine's clock"):
+        with pytest.raises(Refusal, match=r"set the clock that is wrong"):
             planner.plan("ahead")
     for start in (lambda: live.run(settings, SUM), lambda: ingest.run(settings), lambda: broker_now_ms(settings.kafka)):
-        with pytest.raises(Refusal, match=r"this machine's clock says .*, the broker's says .*: set this machine's"):
+        with pytest.raises(Refusal, match=r"this machine's time is .*, the broker's is .*; set the clock"):
             start()
     assert boundaries(settings) == {}
 
@@ -242,7 +242,7 @@ def test_what_came_in_time_is_in_the_final_slice_whatever_clock_a_plan_was_made_
         assert planner.plan("waiting").plan.work == ()
     batch.whole(settings, SUM, "healing")
     assert (header(settings, hasty).version, header(settings, hasty).events) == (2, events + 3)
-    assert header(settings, hasty).reason == "3 missing events that had come in time"
+    assert header(settings, hasty).reason == "3 missing events that had arrived in time"
     judge(settings, 1003, "healing")
 
 

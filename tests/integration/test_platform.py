@@ -190,7 +190,7 @@ def backfill(api, slice_):
 def follow_by_command(api, slice_):
     """As `tideline plan`, `restate` and `rollback` do it."""
     said = []
-    with pytest.raises(Refusal, match=f"the DAG {SUM.recompute_job} is paused, and so begins no run"):
+    with pytest.raises(Refusal, match=f"the DAG {SUM.recompute_job} is paused, so it starts no run"):
         dag_runs.run(api, SUM.recompute_job, {"dry_run": True}, said.append, 120)
     api.unpause(SUM.recompute_job)
     try:

@@ -171,7 +171,7 @@ def test_a_changed_definition_is_handed_over(
 ) -> None:
     produce("numbers", numbers(600))
     run_sum(settings)
-    with pytest.raises(Refusal, match="nothing of topic 'numbers' is landed, so there is no offset to hand over at"):
+    with pytest.raises(Refusal, match="nothing of topic 'numbers' is landed, so --to landed has no offset to begin at"):
         planned(settings, "rolling_sum", To.LANDED)
     run_ingest(settings)
     produce("numbers", numbers(300))
@@ -276,7 +276,7 @@ def test_one_that_slept_and_commits_under_the_reset_makes_it_fail(
         assert cause.startswith("the reset to earliest changed nothing: another writer has committed to")
     else:
         assert not clean
-        assert cause.startswith("the reset to earliest failed halfway, do it again: another writer has committed to")
+        assert cause.startswith("the reset to earliest failed halfway, run it again: another writer has committed to")
     found = apply(settings, "ingest", To.EARLIEST, sources=("numbers",))
     assert moves(found) == dict.fromkeys(range(3), (20, 20))
     assert receipt_of(settings) == (True, "reset to earliest")
@@ -313,7 +313,7 @@ def test_what_is_passed_over_is_an_incident_that_is_over_at_once(settings: Setti
     (incident,) = incidents.all()
     assert (incident.key, incident.closed) == ("stream.ingest.lost.numbers", True)
     assert incident.text == (
-        "numbers: the reset to latest booked 60 records at most as lost: "
+        "numbers: the reset to latest skipped at most 60 records, which are not landed: "
         "partition 0 [10, 30), partition 1 [10, 30), partition 2 [10, 30)"
     )
     apply(settings, "ingest", To.LATEST)
@@ -458,7 +458,7 @@ def test_an_old_checkpoint_is_refused_after_a_reset(spark: SparkSession, setting
     shutil.copytree(settings.lake_root / "begun", checkpoint)
     (checkpoint / "metadata").write_text('{"id":"00000000-584e-4a44-aec5-39765d39db41"}')
     with pytest.raises(
-        Refusal, match=r"but the checkpoint begins at \{0: 0, 1: 0, 2: 0\}: it belongs to another momen"
+        Refusal, match=r"but the checkpoint begins at \{0: 0, 1: 0, 2: 0\}: checkpoint and table do not"
     ):
         run_sum(settings)
 
@@ -480,7 +480,7 @@ def test_the_command_shows_does_and_refuses(settings: Settings, produce: Produce
 
     code, said = run("rolling_sum", "--to", "latest")
     assert code == 0
-    assert "Nothing is changed. To do it: tideline reset rolling_sum --to latest --apply" in said
+    assert "Nothing is changed. To reset it: tideline reset rolling_sum --to latest --apply" in said
     assert not (settings.lake_root / "live").exists()
     code, said = run("rolling_sum", "--to", "latest", "--apply", "--format", "json")
     (row,) = json.loads(said)

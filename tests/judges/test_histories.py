@@ -60,7 +60,7 @@ def judge_healed(world: World) -> None:
     run(world, "healing")
     header, content = world.history[-1][HASTY.name]
     assert (header.version, content) == (2, 1009)
-    assert header.reason == "9 missing events that had come in time"
+    assert header.reason == "9 missing events that had arrived in time"
     world.clock_ms += 10 * MINUTE_MS
     assert settle(world) == []
     assert world.history[-1][HASTY.name][0].version == 2

@@ -279,8 +279,8 @@ def test_a_plan_by_a_clock_that_is_an_hour_ahead_publishes_nothing_that_is_not_o
         assert len(published.refused) == 60
         name = max(published.refused)
         assert published.refused[name] == (
-            f"slice {name} is left to a later run, since by the broker's clock it is not over: late events are awaited "
-            "for 3545 s more"
+            f"slice {name} is left to a later run, since by the broker's clock it is not over: events for it are in "
+            "time for 3545 s more"
         )
         assert "60 left to another run" in published.sentence
         assert world.defects == []

@@ -349,7 +349,7 @@ def test_of_an_outage_the_newest_run_stays_and_those_whose_slices_it_has_planned
 def test_less_than_was_judged_is_not_published(tmp_path: Path) -> None:
     ready(tmp_path)
     next((tmp_path / "staged" / f"slice={FIRST.name}").glob("*.parquet")).unlink()
-    with pytest.raises(Refusal, match="1 rows of slice 20261118T235900Z are staged, its audit saw 2"):
+    with pytest.raises(Refusal, match="1 rows of slice 20261118T235900Z are staged, but its audit judged 2"):
         again(tmp_path)
     assert seen(tmp_path) == both(1)
 

@@ -383,8 +383,8 @@ def test_a_file_that_cannot_be_read_stops_nothing_else(tmp_path: Path, caplog: p
     with caplog.at_level(logging.ERROR):
         table.tend(never, HOURS_LATER + 2 * HOUR_MS)
     assert folders(table) == [*(slice_.name for slice_ in slices[:4]), "rows-20261110"]
-    assert "files of rolling_sum of 20261110 stay as they are: Could not open Parquet" in caplog.text
-    assert "they have 3 rows, the log of the table says 2" in caplog.text
+    assert "files of rolling_sum of 20261110 are not folded: Could not open Parquet" in caplog.text
+    assert "they have 3 rows, but 2 by the log of the table" in caplog.text
     assert list(table.staging.iterdir()) == []
 
 

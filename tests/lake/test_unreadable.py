@@ -142,7 +142,7 @@ def test_what_cannot_be_folded_leaves_the_turn_to_older_days(
     for _ in range(3):
         FinalTable.open(tmp_path, SUM).fold(never, DAYS_LATER, seconds=0)
     assert folders(FinalTable.open(tmp_path, SUM)) == [*left, "rows-20261109"]
-    assert caplog.text.count("of 20261110 stay as they are") == 1
+    assert caplog.text.count("of 20261110 are not folded") == 1
     torn.write_bytes(content)
     FinalTable.open(tmp_path, SUM).fold(never, DAYS_LATER)
     assert set(left) < set(folders(FinalTable.open(tmp_path, SUM)))

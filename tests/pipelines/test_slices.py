@@ -50,5 +50,5 @@ def test_what_names_no_slice_is_refused(name: str) -> None:
 def test_a_longer_slice_has_another_grid() -> None:
     hours = replace(SUM, slice_seconds=3600)
     assert slice_at(hours, 5_400_000) == Slice(3_600_000, 7_200_000)
-    with pytest.raises(RefusedDefinitionError, match="the one in which it lies is 19700101T010000Z"):
+    with pytest.raises(RefusedDefinitionError, match="this time is in slice 19700101T010000Z"):
         slice_named(hours, "19700101T013000Z")

@@ -71,13 +71,22 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: Field(name="v", type="DOUBLE"),
         "field 'v' type='DOUBLE' is not one of BIGINT, STRING, TIMESTAMP, DECIMAL",
     ),
-    (lambda: Field(name="v", type="DOUBLE"), "a DOUBLE gives another last digit in another order: use DECIMAL(18,6)"),
+    (
+        lambda: Field(name="v", type="DOUBLE"),
+        "the last digit of a DOUBLE depends on the order of the records: use DECIMAL(18,6)",
+    ),
     (lambda: Field(name="v", type="bigint"), "type='bigint' is not one of"),
     (lambda: Field(name="v", type="DECIMAL"), "type='DECIMAL' is not one of"),
     (lambda: Field(name="v", type="DECIMAL(18, 6)"), "type='DECIMAL(18, 6)' is not one of"),
-    (lambda: Field(name="v", type="DECIMAL(39,6)"), "type='DECIMAL(39,6)': precision goes from 1 to 38, scale from 0"),
-    (lambda: Field(name="v", type="DECIMAL(0,0)"), "type='DECIMAL(0,0)': precision goes from 1 to 38"),
-    (lambda: Field(name="v", type="DECIMAL(6,7)"), "type='DECIMAL(6,7)': precision goes from 1 to 38, scale from 0 to"),
+    (
+        lambda: Field(name="v", type="DECIMAL(39,6)"),
+        "type='DECIMAL(39,6)': precision must be from 1 to 38, scale from 0",
+    ),
+    (lambda: Field(name="v", type="DECIMAL(0,0)"), "type='DECIMAL(0,0)': precision must be from 1 to 38"),
+    (
+        lambda: Field(name="v", type="DECIMAL(6,7)"),
+        "type='DECIMAL(6,7)': precision must be from 1 to 38, scale from 0 to",
+    ),
     (lambda: Field(name="v", type="TIMESTAMP"), "field 'v' type='TIMESTAMP': records have their times as epoch milli"),
     (lambda: measure(type="FLOAT"), "measure 'total' type='FLOAT' is not one of"),
     # Sources
@@ -100,28 +109,37 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: source(events_kept_days=16),
         "events_kept_days=16 is shorter than horizon_hours=168, longest_outage_hours=72 and retention_hours=168 "
-        "together: events that can still come",
+        "together: a late event could belong",
     ),
-    (lambda: source(events_kept_days=16), "keep them for 17 days at least"),
+    (lambda: source(events_kept_days=16), "set events_kept_days=17 or more"),
     *[
         (
             lambda name=name: source(fields=(TS, Field(name=name, type="BIGINT"))),
-            f"source 'readings': columns ['{name}'] are what every landed record has already: rename them",
+            f"source 'readings': every landed record has columns ['{name}'] already: rename them",
         )
         for name in ("topic", "partition", "offset", "arrival_time", "event_time", "reason", "raw", "raw_key", "hour")
     ],
-    (lambda: source(key="hour"), "columns ['hour'] are what every landed record has already"),
-    (lambda: text_source(fields=(TS,)), "plain text is one STRING field, its event time is a header or the arrival"),
-    (lambda: text_source(fields=(TEXT, VALUE)), "plain text is one STRING field"),
-    (lambda: text_source(event_time_field="text"), "plain text is one STRING field"),
+    (lambda: source(key="hour"), "every landed record has columns ['hour'] already"),
+    (
+        lambda: text_source(fields=(TS,)),
+        "plain text has one STRING field, and its event time is a header or the arrival",
+    ),
+    (lambda: text_source(fields=(TEXT, VALUE)), "plain text has one STRING field"),
+    (lambda: text_source(event_time_field="text"), "plain text has one STRING field"),
     (lambda: text_source(event_time_header="it's"), 'event_time_header="it\'s" is no name of a header: use letters'),
     (lambda: source(event_time_header="ts"), "event_time_header is for plain text; here event_time_field names"),
     # Windows
-    (lambda: Window.tumbling(size_ms=0), "window: 0 < slide_ms=0 <= size_ms=0"),
-    (lambda: Window.tumbling(size_ms=-1), "window: 0 < slide_ms=-1 <= size_ms=-1"),
-    (lambda: Window.sliding(size_ms=1000, slide_ms=2000), "window: 0 < slide_ms=2000 <= size_ms=1000"),
+    (lambda: Window.tumbling(size_ms=0), "window: slide_ms=0 must be more than 0, and not more than size_ms=0"),
+    (lambda: Window.tumbling(size_ms=-1), "window: slide_ms=-1 must be more than 0, and not more than size_ms=-1"),
+    (
+        lambda: Window.sliding(size_ms=1000, slide_ms=2000),
+        "window: slide_ms=2000 must be more than 0, and not more than size_ms=1000",
+    ),
     (lambda: Window.sliding(size_ms=1000, slide_ms=300), "size_ms=1000 is no multiple of slide_ms=300: an event would"),
-    (lambda: Window.session(gap_ms=10, longest_ms=5), "window: 0 < slide_ms=10 <= size_ms=5"),
+    (
+        lambda: Window.session(gap_ms=10, longest_ms=5),
+        "window: slide_ms=10 must be more than 0, and not more than size_ms=5",
+    ),
     # SQL
     (lambda: measure(sql=""), "measure 'total' is empty: write a Spark SQL expression"),
     (lambda: measure(sql="   "), "measure 'total' is empty"),
@@ -130,7 +148,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: measure(sql="max('a)"), "measure 'total' is not SQL, a ' is not closed"),
     (lambda: measure(sql="sum(value); DROP"), "measure 'total' holds a ';': write one expression, not a script"),
     (lambda: measure(sql="value"), "sql='value' aggregates nothing: write e.g. sum(value) or count(*)"),
-    (lambda: measure(sql="sum(CAST(value AS Double))"), "goes through a DOUBLE, whose last digit depends on the order"),
+    (
+        lambda: measure(sql="sum(CAST(value AS Double))"),
+        "computes with a DOUBLE, whose last digit depends on the order",
+    ),
     (lambda: measure(sql="sum(float(value))"), "sum integers or DECIMALs"),
     (lambda: View(name="v", sql=""), "view 'v' is empty"),
     (lambda: View(name="v", sql="SELECT (1"), "view 'v' is not SQL, a '(' is not closed"),
@@ -150,19 +171,22 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         (lambda name=name: pipeline(measures=(measure(name=name),)), f"column '{name}' is defined twice")
         for name in ("fingerprint", "offsets", "watermark")
     ],
-    (lambda: pipeline(checks=(Check(column="mean"),)), "checks on ['mean'], which are not in ['device', 'total']"),
+    (
+        lambda: pipeline(checks=(Check(column="mean"),)),
+        "checks on ['mean'], which are no columns; columns=['device', 'total']",
+    ),
     (lambda: Check(column="total", minimum=2, maximum=1), "check on 'total': minimum=2 is above maximum=1"),
     (
         lambda: pipeline(checks=(Check(column="device", minimum=1),)),
         "pipeline 'per_device': check on 'device' has bounds, but it is no number",
     ),
-    (lambda: Check(column="total", maximum=2**63), "go beyond a BIGINT: leave out what nothing can exceed"),
+    (lambda: Check(column="total", maximum=2**63), "do not fit into a BIGINT: leave out what no value can exceed"),
     (lambda: pipeline(counts="total"), "counts='total' names no BIGINT measure"),
     (lambda: pipeline(counts="nothing"), "counts='nothing' names no BIGINT measure"),
-    (lambda: pipeline(key_types=("STRING", "BIGINT")), "must say one type for each of ['device']"),
+    (lambda: pipeline(key_types=("STRING", "BIGINT")), "must give a type for each of ['device']"),
     (lambda: pipeline(key_types=("DOUBLE",)), "type='DOUBLE' is not one of BIGINT"),
     (lambda: pipeline(reopen_rows=-1), "reopen_rows=-1 must not be negative"),
-    (lambda: pipeline(reopen_share=1.5), "reopen_share=1.5 goes from 0 to 1"),
+    (lambda: pipeline(reopen_share=1.5), "reopen_share=1.5 must be from 0 to 1"),
     *[
         (lambda sql=sql: pipeline(transform=sql), "transform must be one SELECT that works row by row")
         for sql in (

@@ -166,7 +166,7 @@ def test_of_one_that_died_without_a_word_the_page_says_so(get: Get, control: Con
     control.beat(1, Beat(time=time.time(), owner=gone, phase=Phase.RUNNING))
     ((number, _, ended, how, why),) = rows(get(PAGE).text, 1)
     assert (number, ended, how) == ("1", "", "dead")
-    assert why.startswith("the driver died without a word (killed, or out of memory): process 4194305 on ")
+    assert why.startswith("the driver died without a receipt (killed, or out of memory): process 4194305 on ")
 
 
 def test_failures_in_a_row_are_counted(get: Get, control: Control) -> None:

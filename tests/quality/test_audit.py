@@ -143,40 +143,40 @@ def test_rows_of_no_slice_of_the_run_block_all(judge: Judge, stray: str | None) 
     assert list(failures) == list(SLICES)
     for found in failures.values():
         name = stray or "no slice"
-        assert ("each row belongs to a slice of the run", f"{name}: staged 1, of the slice 0") in said(found)
+        assert ("each row belongs to a slice of the run", f"{name}: staged rows=1, rows of the slice=0") in said(found)
 
 
 NUMBERS: dict[str, tuple[dict[str, list[Any]], str, str, Severity]] = {
-    "fewer read": ({"read": [8, 7, 8]}, "each accepted event was read", "read 7, accepted 8", Severity.CRITICAL),
-    "more read": ({"read": [8, 9, 8]}, "each accepted event was read", "read 9, accepted 8", Severity.CRITICAL),
+    "fewer read": ({"read": [8, 7, 8]}, "each accepted event was read", "events read=7, accepted=8", Severity.CRITICAL),
+    "more read": ({"read": [8, 9, 8]}, "each accepted event was read", "events read=9, accepted=8", Severity.CRITICAL),
     "fewer counted": (
         {"counted": [8, 7, 8]},
         "each event is counted in each of its windows",
-        "counted 7, accepted 8",
+        "events counted in windows=7, expected=8",
         Severity.CRITICAL,
     ),
     "nothing counted": (
         {"counted": [8, None, 8]},
         "each event is counted in each of its windows",
-        "counted 0, accepted 8",
+        "events counted in windows=0, expected=8",
         Severity.CRITICAL,
     ),
     "rows lost": (
         {"rows": [4, 5, 4]},
         "each row belongs to a slice of the run",
-        "staged 4, of the slice 5",
+        "staged rows=4, rows of the slice=5",
         Severity.CRITICAL,
     ),
     "few rows": (
         {"usual_rows": [None, 41, 40]},
         "rows are at least 1/10 of the usual number",
-        "rows 4, usually 41",
+        "rows=4, usual number=41",
         Severity.WARNING,
     ),
     "many rows": (
         {"usual_rows": [None, 0.3, 0.4]},
         "rows are at most 10 times the usual number",
-        "rows 4, usually 0.3",
+        "rows=4, usual number=0.3",
         Severity.WARNING,
     ),
 }

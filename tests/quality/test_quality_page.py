@@ -35,7 +35,7 @@ def written(docs: Path, rows: list[dict[str, object]], run: str = "run") -> str:
 def test_it_says_what_is_blocked_and_what_was_observed(tmp_path: Path) -> None:
     text = written(tmp_path / "new" / "run.html", [*made.rows(), row(1, 9, events=-5), row(2, 9, events=101)])
     assert "Audit of rolling_sum" in text
-    assert "3 judged: 1 failed, 1 with warnings only" in text
+    assert "Judged: 3, failed: 1, with warnings only: 1" in text
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", text)
     assert cells[:4] == [SLICES[1], "events is at least 1", "critical", "1 of 5 values, from -5 to -5"]
     assert cells[4:8] == [SLICES[2], "events is at most 100", "warning", "1 of 5 values, from 101 to 101"]
@@ -62,8 +62,8 @@ def test_what_comes_from_data_is_text(tmp_path: Path) -> None:
 
 def test_a_page_replaces_the_one_before_and_leaves_no_other_file(tmp_path: Path) -> None:
     docs = tmp_path / "run.html"
-    assert "1 failed" in written(docs, [row(0, events=0)])
-    assert "0 failed" in written(docs, made.rows())
+    assert "failed: 1," in written(docs, [row(0, events=0)])
+    assert "failed: 0," in written(docs, made.rows())
     assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
 
 
@@ -81,7 +81,7 @@ def test_of_many_slices_it_shows_the_first(tmp_path: Path) -> None:
         PIPELINE, made.frame(made.rows()), 100.0, 90.0, [], repeated=0, run="check", docs=tmp_path / "check.html"
     )
     text = page.of("Audit", "run", {f"slice {number}": failures for number in range(1000)}, {})
-    assert "1000 judged: 1000 failed" in text
+    assert "Judged: 1000, failed: 1000" in text
     assert text.count("windows are at most 90 s old") == 200
     assert "and 800 more" in text
 

@@ -11,7 +11,7 @@ from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 
 LISTED = Path(__file__).with_name("duckdb_functions.txt")
-REFUSED = "is not for the lake's users; ask the relations of the lake, or information_schema"
+REFUSED = "is not allowed; query the relations of the lake, or information_schema"
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,9 @@ def test_names_are_read_in_any_case(words: Table, lake: Lake) -> None:
 
 
 def test_a_table_that_is_not_there_yet_is_explained(lake: Lake) -> None:
-    with pytest.raises(Refusal, match=r"^live/word_count does not exist yet: its streaming job has never run"):
+    with pytest.raises(
+        Refusal, match=r"^live/word_count does not exist yet, because the job that writes it has never run"
+    ):
         lake.query("SELECT * FROM word_count_total")
     with pytest.raises(Refusal, match=r"the query cannot be answered: .*no_such_thing"):
         lake.query("SELECT * FROM no_such_thing")
@@ -268,7 +270,7 @@ def test_a_table_that_comes_later_is_found(lake: Lake, tmp_path: Path) -> None:
     ],
 )
 def test_only_one_select_is_answered(words: Table, lake: Lake, sql: str, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="ask one SELECT: nothing else is possible, the lake is read-only here"):
+    with pytest.raises(Refusal, match="write one SELECT: a query can only read the lake"):
         lake.query(sql.format(file=tmp_path / "written"))
     assert not (tmp_path / "written").exists()
 

@@ -90,7 +90,7 @@ def test_as_many_rows_as_are_allowed_are_no_error(tmp_path: Path) -> None:
 
 def test_a_table_shows_the_first_rows_and_says_that_there_are_more(tmp_path: Path) -> None:
     done = ask(tmp_path, ENDLESS)
-    assert done.stdout.splitlines()[-1] == "1,000 rows; there are more: --format csv or json prints them"
+    assert done.stdout.splitlines()[-1] == "1,000 rows; there are more: --format csv or json prints all"
     assert (done.stdout.count("│ 999 "), done.returncode, done.stderr) == (1, 0, "")
 
 

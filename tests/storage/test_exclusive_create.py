@@ -22,7 +22,7 @@ from local.platform.settings import StackSettings
 from tests.storage.object_store import serving
 from tests.storage.test_folders import _commit, _table, opened_again
 
-REFUSED = r"overwrites what it is told to create only.*LAKE_ROOT.*AWS_ENDPOINT_URL.*If-None-Match"
+REFUSED = r"If-None-Match.*overwrites a file that must only be created.*LAKE_ROOT.*AWS_ENDPOINT_URL"
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_store_is_asked_once_by_a_process(folder: Folder) -> None:
 )
 def test_settings_that_let_writers_overwrite_each_other_are_refused(name: str, value: str) -> None:
     env = {"LAKE_ROOT": "s3a://lakes/tideline", "AWS_REGION": "eu-central-1", name: value}
-    with pytest.raises(Refusal, match=f"{name}='{value}' .*: remove it"):
+    with pytest.raises(Refusal, match=f"{name}='{value}' .*: remove this setting"):
         Settings.from_env(env)
     # A lake in a folder has no such settings.
     Settings.from_env({**env, "LAKE_ROOT": "/lake"})

@@ -80,7 +80,7 @@ def test_a_setting_names_a_folder(root: str, name: str) -> None:
 
 @pytest.mark.parametrize("root", ["s3a://", "s3:///a", "gs://lakes/a", "hdfs://host/a"])
 def test_what_cannot_hold_a_lake_is_refused(root: str) -> None:
-    with pytest.raises(Refusal, match="a path, file://path or s3a://bucket/path can hold the lake"):
+    with pytest.raises(Refusal, match="is not supported: use a path, file://path or s3a://bucket/path"):
         folder_at(root)
 
 
@@ -258,7 +258,7 @@ def test_a_bucket_that_is_not_there_is_a_sentence(store: dict[str, str]) -> None
         command = [sys.executable, "-m", "jobs", *words]
         done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 1
-        said = "cannot be used: The specified bucket does not exist (NoSuchBucket); is the bucket there, and"
+        said = "cannot be used: The specified bucket does not exist (NoSuchBucket); check that the bucket exists, and"
         assert f"\ntideline: the lake at s3a://no-such-bucket/tideline {said}" in f"\n{done.stderr}"
         assert "Traceback" not in done.stderr
 
@@ -338,7 +338,7 @@ def test_a_lake_is_looked_after(folder: Folder, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(module, "time", later)
     found = {removed.what: (removed.files, removed.bytes) for removed in look_after(folder, KeptDays())}
     assert {what: counted for what, counted in found.items() if counted[0]} == {
-        "what was put aside": (1, 10),
+        "files that were put aside": (1, 10),
         "pages about audits and checks": (1, 10),
         "run folders": (2, 4),
     }

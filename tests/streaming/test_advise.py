@@ -69,7 +69,7 @@ def test_the_delay_counts_the_wanted_share_and_one_second_less_does_not(tmp_path
     assert advice.counted_share == pytest.approx(400 / 410)
     assert advice.proposed_seconds == (29_400 - 18_000) // 1000 + 1
     assert advice.proposed_share == 1
-    assert "need 12 s: windows would settle 7 s later" in advice.sentence
+    assert "a delay of 12 s is needed: windows would stop changing 7 s later" in advice.sentence
     assert advise(PipelineLake(tmp_path, TUMBLING), TRIGGER_MS, share=0.97).proposed_seconds == 0
 
 

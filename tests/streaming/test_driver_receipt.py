@@ -242,5 +242,5 @@ def test_a_driver_whose_jvm_is_killed_says_so_and_ends(settings: Settings, contr
     assert receipt, done.stderr[-4000:]
     assert not receipt.clean
     assert receipt.cause == (
-        "Spark's JVM does not answer any more (killed, or out of memory): the end of the driver's log says more"
+        "Spark's JVM does not answer any more (killed, or out of memory): see the end of the driver's log"
     )

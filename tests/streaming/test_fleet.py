@@ -199,7 +199,9 @@ def test_a_stream_whose_driver_was_killed_is_dead(fleet: Fleet, driver: Starter)
     process.wait()
     state = state_of(fleet)
     assert (state.state, state.epoch, state.beat_seconds, state.ui) == (Health.DEAD, 1, None, None)
-    assert state.cause.startswith(f"the driver died without a word (killed, or out of memory): process {process.pid} ")
+    assert state.cause.startswith(
+        f"the driver died without a receipt (killed, or out of memory): process {process.pid} "
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ def test_pausing_alone_leaves_the_driver_running_and_says_so(fleet: Fleet, tmp_p
         paused = state_of(fleet, is_paused=True)
         assert (paused.state, paused.wanted) == (Health.RUNNING, False)
         assert paused.cause == (
-            "its DAG is paused: the driver goes on, nobody would restart it; to end it: "
+            "its DAG is paused: the driver goes on, but Airflow would not restart it; to end it: "
             "tideline streams stop rolling_sum"
         )
         assert state_of(fleet, is_paused=False).cause == ""
@@ -414,7 +416,7 @@ def test_a_driver_that_dies_of_the_request_gets_its_receipt(fleet: Fleet, told: 
     process = driver(manner="mortal")
     # Its parent does not wait for it during the request, so it is a zombie, which counts as dead.
     fleet.stop([JOB], by="an operator")
-    assert told[1].startswith(f"{JOB}: epoch 1: the driver died without a word (killed, or out of memory): process ")
+    assert told[1].startswith(f"{JOB}: epoch 1: the driver died without a receipt (killed, or out of memory): process ")
     assert (state_of(fleet).state, state_of(fleet).failures) == (Health.FAILED, 1)
     assert process.wait(30) == 1
 
@@ -428,7 +430,7 @@ def test_patience_runs_out_with_one_that_neither_ends_nor_dies(
     control = Control.of(tmp_path, JOB)
     elsewhere(control, log="/logs/driver.log")
     began = time.monotonic()
-    with pytest.raises(Refusal, match=rf"{JOB}: epoch 1 did not end within \d s: see /logs/driver.log"):
+    with pytest.raises(Refusal, match=rf"{JOB}: epoch 1 did not end within \d s: see its log /logs/driver.log"):
         fleet.stop([JOB], by="an operator", drain=drain, seconds=0.2)
     assert waits_seconds <= time.monotonic() - began < 5
     assert state_of(fleet).state == Health.STOPPING
@@ -445,7 +447,8 @@ def test_nothing_is_started_without_airflow_and_nothing_is_touched(
     with held(tmp_path, phase=Phase.RUNNING) as control:
         with pytest.raises(
             Refusal,
-            match=rf"^Airflow does not answer, and it is Airflow that starts drivers: `tideline up`, then {action}$",
+            match="^Airflow does not answer, and only Airflow starts drivers: "
+            rf"run `tideline up`, then {action} again$",
         ):
             getattr(fleet, action)([JOB, OTHER], by="an operator")
         assert control.stop_of(1) is None
@@ -461,12 +464,12 @@ def test_failures_are_forgotten_once_so_that_it_may_start_at_once(
     assert isinstance(control.next_step(), Wait)
     assert fleet._forgive(JOB, "an operator") == control.newest() == 2
     assert control.next_step() == Launch()
-    assert told == [f"{JOB}: its failures are forgotten"]
+    assert told == [f"{JOB}: its earlier failures do not count any more"]
     assert (state_of(fleet).failures, state_of(fleet).state) == (0, Health.STOPPED)
     names = control.documents.names()
     assert fleet._forgive(JOB, "an operator") == 2
     assert control.documents.names() == names
-    assert told == [f"{JOB}: its failures are forgotten"]
+    assert told == [f"{JOB}: its earlier failures do not count any more"]
 
 
 def test_a_death_that_nobody_has_booked_is_forgotten_too(fleet: Fleet, told: list[str], driver: Starter) -> None:
@@ -474,7 +477,7 @@ def test_a_death_that_nobody_has_booked_is_forgotten_too(fleet: Fleet, told: lis
     process.kill()
     wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "its end", 10)
     fleet._forgive(JOB, "an operator")
-    assert told == [f"{JOB}: its failures are forgotten"]
+    assert told == [f"{JOB}: its earlier failures do not count any more"]
     control = Control.of(fleet.lake_root, JOB)
     assert control.next_step() == Launch()
     receipt = control.epoch(1).receipt

@@ -131,7 +131,7 @@ def test_undisturbed_it_is_committed_sent_and_merged(scene: Scene) -> None:
 )
 def test_overtaken_it_does_nothing_more(scene: Scene, moment: str, seen: tuple[int, int, list[int]]) -> None:
     scene.overtaken_at = moment
-    with pytest.raises(LeaseLostError, match="epoch 1 of 'rolling_sum' was overtaken"):
+    with pytest.raises(LeaseLostError, match="epoch 1 of 'rolling_sum' has lost its lease"):
         scene.run()
     assert scene.seen() == seen
 

@@ -58,8 +58,8 @@ def test_a_request_in_words(request_: Request, command: str, words: str) -> None
         ({"job": "none"}, "there is no streaming job 'none': choose one of ingest, rolling_sum, "),
         ({"sources": ("numbers",)}, "'rolling_sum' reads one source only: leave out --source"),
         ({"job": INGEST, "sources": ("numbers", "no", "nor")}, "there is no source no, nor: choose among numbers, "),
-        ({"to": To.TIMESTAMP}, "a time goes with --to timestamp"),
-        ({"timestamp_ms": NOON}, "a time goes with --to timestamp, and with that only"),
+        ({"to": To.TIMESTAMP}, "give --timestamp with --to timestamp"),
+        ({"timestamp_ms": NOON}, "give --timestamp with --to timestamp, and only with it"),
         ({"to": To.TIMESTAMP, "timestamp_ms": -1}, "--timestamp 1969-12-31T23:59:59.999Z is before 1970"),
     ],
 )
@@ -147,7 +147,7 @@ def test_the_note_of_a_landed_table_books_what_is_passed_over() -> None:
 def test_a_loss_names_its_ranges_and_a_live_table_has_none() -> None:
     gap = replace(reset_of(INGEST), moves=(*MOVES, Move(partition=3, table=1000, start=4000)))
     assert gap.loss("latest") == (
-        "numbers: the reset to latest booked 3,007 records at most as lost: "
+        "numbers: the reset to latest skipped at most 3,007 records, which are not landed: "
         "partition 2 [0, 7), partition 3 [1000, 4000)"
     )
     assert replace(gap, moves=MOVES[:2]).loss("latest") is None
@@ -158,10 +158,10 @@ def test_a_plan_for_people_and_for_programs() -> None:
     live, landed = reset_of("rolling_sum"), reset_of(INGEST)
     plan = ResetPlan(request=Request(job="rolling_sum", to=To.EARLIEST), queries=(live, landed))
     assert plan.effects() == [
-        "numbers: 1,234 rows of live/rolling_sum are cleared; checkpoints/rolling_sum (batch 3 planned) moves to "
-        "checkpoints/_aside",
-        "numbers: 1,234 rows of events/numbers are kept; 7 offsets are booked as lost; "
-        "checkpoints/ingest/numbers (batch 3 planned) moves to checkpoints/_aside",
+        "numbers: 1,234 rows of live/rolling_sum are cleared; the old checkpoint checkpoints/rolling_sum "
+        "(batch 3 planned) moves to checkpoints/_aside",
+        "numbers: 1,234 rows of events/numbers are kept; 7 offsets are skipped and recorded as lost; "
+        "the old checkpoint checkpoints/ingest/numbers (batch 3 planned) moves to checkpoints/_aside",
     ]
     rows = json.loads(json.dumps(plan.as_rows()))
     assert [row["rows_cleared"] for row in rows] == [1234, 0]
@@ -174,8 +174,8 @@ def test_a_plan_for_people_and_for_programs() -> None:
     console = Console(width=100)
     with console.capture() as shown:
         console.print(plan.table())
-    assert "│ numbers │ 0         │ 100      │ 40        │ 60         │ 0           │" in shown.get()
-    assert "│ numbers │ 2         │ -        │ 7         │ 0          │ 7           │" in shown.get()
+    assert "│ numbers │ 0         │ 100           │ 40        │ 60         │ 0       │" in shown.get()
+    assert "│ numbers │ 2         │ -             │ 7         │ 0          │ 7       │" in shown.get()
 
 
 @pytest.mark.parametrize(

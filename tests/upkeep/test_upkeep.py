@@ -67,7 +67,7 @@ def test_what_was_put_aside_goes_after_a_month_wherever_it_lies(
     after(monkeypatch, 29)
     assert removed(tmp_path) == {}
     after(monkeypatch, 31)
-    assert removed(tmp_path) == {"what was put aside": (4, 40)}
+    assert removed(tmp_path) == {"files that were put aside": (4, 40)}
     assert removed(tmp_path) == {}
     assert all(file.is_file() for file in stay)
 

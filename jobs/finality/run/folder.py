@@ -153,7 +153,7 @@ class RunFolder:
         """The plan of this run."""
         read = self._read("plan")
         if read is None:
-            raise Refusal(f"run folder {self.path} holds no plan: the run was given up or cleaned away; plan it anew")
+            raise Refusal(f"run folder {self.path} holds no plan: it was removed; clear the task plan of the run")
         work = tuple(Work(**{**item, "boundary": _boundary(item["boundary"])}) for item in read["work"])
         offsets = {int(partition): end for partition, end in read["offsets"].items()}
         # Earlier versions of Tideline call them untold. A run that was planned by one goes on after an update.

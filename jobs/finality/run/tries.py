@@ -64,7 +64,9 @@ class Try:
     def slices(self) -> list[str]:
         """The slices that it must stage."""
         if not self.is_under_way:
-            raise Refusal(f"try {self.name} in {self.run} is over: its run was begun anew, or its task has given it up")
+            raise Refusal(
+                f"try {self.name} in {self.run} has ended: its run was planned again, or its task has ended it"
+            )
         return list(json.loads(self._marker.read_text())["slices"])
 
     @property
@@ -91,7 +93,9 @@ class Try:
         make_durable(*files, *dict.fromkeys(file.parent for file in files), *([self.stage] if files else []), self.run)
         staged = sum(rows for rows, _ in found.values())
         if staged != written:
-            raise Refusal(f"{written:,} rows were written into {self.stage}, {staged:,} are there: nothing is staged")
+            raise Refusal(
+                f"{written:,} rows were written into {self.stage}, but {staged:,} are there: nothing is staged"
+            )
         return found
 
     def write_result(self, staged: Mapping[str, StagedSlice]) -> None:
@@ -135,7 +139,7 @@ def stop_when_task_ends(own: Try | None = None, env: Mapping[str, str] = os.envi
                 reason = _stop_reason(task, own)
             except Exception:
                 # The store may not answer for a while. The try may still be under way.
-                log.warning("it cannot be seen whether this try is over", exc_info=True)
+                log.warning("the state of this try cannot be read, trying again", exc_info=True)
                 continue
             if reason:
                 log.error("%s: this job ends now", reason)
@@ -153,7 +157,7 @@ def stop_when_task_ends(own: Try | None = None, env: Mapping[str, str] = os.envi
 def _stop_reason(task: str, own: Try | None) -> str | None:
     owner = Owner(**json.loads(task)) if task else None
     if owner and owner.is_gone():
-        return f"the task that waited for it (process {owner.pid}) has died"
+        return f"the task that waits for this job (process {owner.pid}) has died"
     if own and not own.is_under_way:
-        return f"its run was begun anew, and try {own.name} is over"
+        return f"its run was planned again, and try {own.name} has ended"
     return None

@@ -108,7 +108,7 @@ class FencedTable:
                     raise
                 raise OvertakenError(f"another writer has committed to {self.path}: this one ends") from error
             # For example, the disk had room for the commit, but not for the checkpoint of the log after it.
-            log.warning("%s has the commit, but what follows it failed: %s", self.path, error)
+            log.warning("the commit to %s succeeded, but a step after it failed: %s", self.path, error)
         self._see_own_commit()
 
     def words(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -125,7 +125,9 @@ class FencedTable:
         before = self.version
         self._table.update_incremental()
         if self.version != before + 1:
-            raise OvertakenError(f"{self.path} went from version {before} to {self.version} in one commit")
+            raise OvertakenError(
+                f"{self.path} went from version {before} to {self.version} in one commit: another writer has committed"
+            )
         keep_entry(self.path, self.version)
 
     def _keep(self, actions: Sequence[Action]) -> None:
@@ -230,7 +232,7 @@ class FencedTable:
             # Another process may delete here, too, or remove its own stage.
             with suppress(FileNotFoundError):
                 if 0 < last_written(folder) < before:
-                    log.info("removed %s, which a writer that died had staged", folder)
+                    log.info("removed %s, the stage of a writer that has died", folder)
                     remove(folder)
 
 

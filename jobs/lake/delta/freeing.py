@@ -43,7 +43,7 @@ def _tables(kind: Folder) -> list[Folder]:
     try:
         return [path for path in kind.iterdir() if (path / "_delta_log").is_dir()] if kind.is_dir() else []
     except OSError as error:
-        log.warning("%s could not be looked through: %s", kind, error)
+        log.warning("%s could not be searched for files to delete: %s", kind, error)
         return []
 
 
@@ -54,10 +54,13 @@ def _freed(path: Folder, every_seconds: float) -> Freed:
             if is_whole(path):
                 return table.delete_what_no_reader_needs()
             # Its writer will put the torn commit aside. Then the files that this commit replaced are needed again.
-            log.warning("%s is left to its writer: a power cut has torn its log", path)
+            log.warning(
+                "no file of %s is deleted: its log is incomplete after a power cut, and only its writer repairs it",
+                path,
+            )
     except OvertakenError:
-        log.info("%s is left to the next turn: it is written at this moment", path)
+        log.info("no file of %s is deleted now, because another process writes to it", path)
     except Exception as error:
         # An error in one table must not keep the others from being freed.
-        log.warning("%s could not be looked through: %s", path, error)
+        log.warning("%s could not be searched for files to delete: %s", path, error)
     return Freed()

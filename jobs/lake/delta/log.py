@@ -37,7 +37,7 @@ def open_whole(path: Folder) -> DeltaTable:
         torn = _torn_files(path)
     for file in torn:
         aside = Path(str(path)) / PUT_ASIDE / f"{file.name}-{uuid.uuid4().hex}"
-        log.warning("%s was torn, as by a power cut: it is put aside as %s", file, aside)
+        log.warning("%s is incomplete, as after a power cut: it is moved to %s", file, aside)
         make_folder(aside.parent)
         file.rename(aside)
         make_durable(file.parent)

@@ -4,7 +4,7 @@ from jobs.pipelines.source import Field, Format, Source
 
 NUMBERS = Source(
     name="numbers",
-    description="Numbers of many series: the Kafka key names the series. Repeated ids count.",
+    description="Numbers of many series: the Kafka key names the series. Records with the same id all count.",
     format=Format.JSON,
     key="key",
     fields=(

@@ -56,7 +56,7 @@ def test_the_result_of_an_orphan_is_not_taken(folder: RunFolder) -> None:
 def test_a_result_must_have_all_rows_that_were_written(folder: RunFolder) -> None:
     own = Try.begin(folder.path, [SLICE])
     write(pa.table({"number": [1, 2]}), own.stage / f"slice={SLICE}" / "0.parquet")
-    with pytest.raises(Refusal, match=r"3 rows were written into .*, 2 are there"):
+    with pytest.raises(Refusal, match=r"3 rows were written into .*, but 2 are there"):
         own.staged_rows(3)
     with pytest.raises(Refusal, match="has no result"):
         own.result()
@@ -66,7 +66,7 @@ def test_a_try_that_is_over_stages_nothing(folder: RunFolder) -> None:
     own = Try.begin(folder.path, [SLICE])
     assert own.slices() == [SLICE]
     folder.begin(folder.plan())
-    with pytest.raises(Refusal, match="is over: its run was begun anew"):
+    with pytest.raises(Refusal, match="has ended: its run was planned again"):
         own.slices()
 
 
@@ -112,7 +112,7 @@ def test_a_job_whose_run_is_begun_anew_ends_itself(folder: RunFolder) -> None:
         assert job.poll() is None
         folder.begin(folder.plan())
         processes.wait_until(lambda: job.poll() is not None, "the end of a try that is over")
-        assert "was begun anew" in (job.stderr.read() if job.stderr else "")
+        assert "was planned again" in (job.stderr.read() if job.stderr else "")
 
 
 def test_rows_that_an_earlier_version_has_staged_can_still_be_published(folder: RunFolder) -> None:

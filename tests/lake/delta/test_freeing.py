@@ -59,7 +59,7 @@ def test_a_table_that_cannot_be_opened_keeps_no_other_from_being_looked_through(
     with caplog.at_level(logging.WARNING, freeing.__name__):
         make_room(tmp_path)
     assert len(files_on_disk(tmp_path / "live" / "rolling_sum")) == 1
-    assert f"{log.parent} could not be looked through" in caplog.text
+    assert f"{log.parent} could not be searched for files to delete" in caplog.text
 
 
 def test_a_writer_that_is_about_to_commit_goes_on(tmp_path: Path) -> None:
