@@ -17,10 +17,9 @@ def empty_lake(root: Path) -> Lake:
     for source in SOURCES.values():
         DeltaTable.create(str(root / source.events_table), schema=_events(source), partition_by=["hour"])
     for pipeline in PIPELINES.values():
-        lake = PipelineLake(root, pipeline)
-        lake.open_final()
-        lake.open_ledger()
-        lake.open_accounts()
+        for name, opened in vars(PipelineLake).items():
+            if name.startswith("open_"):
+                opened(PipelineLake(root, pipeline))
     return Lake(root)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from jobs.settings import PROJECT
 
-PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md"))]
+CONTRIBUTING = PROJECT / "CONTRIBUTING.md"
+PAGES = [PROJECT / "README.md", CONTRIBUTING, *sorted((PROJECT / "docs").glob("*.md"))]
 DECISIONS = sorted((PROJECT / "docs" / "decisions").glob("*.md"))
 # Airflow shows the docstring of a DAG file as the page of its DAGs.
 MANUALS = sorted((PROJECT / "dags").glob("*.py"))

@@ -18,19 +18,14 @@ from jobs.pipelines.layout import dag_id_of
 from jobs.query.lake import Lake
 from jobs.settings import PROJECT
 from tests import pages
-from tests.pages import DECISIONS, PAGES, TYPED_FROM, code, commands, queries
+from tests.pages import CONTRIBUTING, DECISIONS, MANUALS, PAGES, TYPED_FROM, code, commands, queries
 from tideline_airflow import get_provider_info
 
-_OTHER_DAGS = {
-    "control_streams",
-    "generate_demo_traffic",
-    "provision_topics",
-    "publish_blocked",
-    "reset_stream",
-    "rollback_slice",
-    "upkeep",
-}
-_BATCH_DAGS = {job for p in PIPELINES.values() for job in (p.recompute_job, p.account_job, p.check_job)}
+_OF_DAGS = "".join(file.read_text() for file in MANUALS)
+# The DAGs that are there once, and those that each pipeline has.
+_OTHER_DAGS = set(re.findall(r'dag_id="(\w+)"', _OF_DAGS))
+_KINDS = re.findall(r"dag_id=pipeline\.(\w+)", _OF_DAGS)
+_BATCH_DAGS = {getattr(pipeline, kind) for pipeline in PIPELINES.values() for kind in _KINDS}
 _MADE = re.compile(r"(?:[A-Z_]+=\S+ )?make (?P<targets>[a-z -]*[a-z])(?P<args> ARGS=.+)?(?: +#.*)?")
 _FILE = re.compile(r"(?:jobs|local|plugins|dags|tests|docs|\.ci)/[\w./-]*\w(?:::\w+)?")
 # A decision tells of it: the folder that was divided into rooms.
@@ -102,6 +97,7 @@ def test_there_is_enough_to_check():
     assert len(queries()) > 15
     assert len(passed_on()) > 0
     assert len(set(files_named())) > 35
+    assert len(places()) > 10
 
 
 def test_every_target_exists():
@@ -121,6 +117,16 @@ def test_a_file_or_test_that_is_named_exists(name: str) -> None:
     assert not test or f"def {test}(" in (PROJECT / path).read_text()
 
 
+def places() -> list[tuple[str, str]]:
+    """The names of code that the page for contributors gives, each with its file: "`Check` in `window.py`"."""
+    return re.findall(r"`(\w+)`[\w ,]*\s+in\s+`([\w/]+\.py)`", CONTRIBUTING.read_text())
+
+
+@pytest.mark.parametrize(("name", "path"), sorted(set(places())))
+def test_a_name_of_code_is_in_its_file(name: str, path: str) -> None:
+    assert re.search(rf"^ *(?:def |class )?{name}\b", (PROJECT / path).read_text(), re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=lambda page: page.name)
 def test_a_link_into_a_page_leads_to_a_heading(page: Path) -> None:
     for name, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)]+)\)", page.read_text()):
@@ -138,6 +144,14 @@ def test_every_folder_of_jobs_is_described_in_the_order_of_its_imports() -> None
     rooms = [name for name in named if name in level]
     assert set(rooms) == {path.parent.name for path in (PROJECT / "jobs").glob("*/__init__.py")}
     assert all(level[before] <= level[after] for before, after in pairwise(rooms))
+
+
+def test_the_folders_within_a_folder_are_described_beside_it() -> None:
+    for names, what in pages.table("CONTRIBUTING.md", "The tree", "folder").rows:
+        (folder,) = pages.in_backticks(names)
+        inner = {path.parent.name for path in (PROJECT / folder).glob("*/__init__.py")}
+        # The folders of `jobs` have rows of their own, and those of tests mirror the tree.
+        assert folder in ("jobs", "tests") or inner <= set(pages.in_backticks(what)), folder
 
 
 def test_every_marker_of_tests_is_described() -> None:

@@ -9,7 +9,7 @@ from jobs import settings as module
 from jobs.settings import PROJECT, KafkaSettings, KeptDays, QueryLimits, Settings, reserve_bytes
 from local.platform.settings import _ALERTS, StackSettings
 from tests import pages
-from tests.pages import DECISIONS, EXAMPLE, TYPED_FROM, code
+from tests.pages import CONTRIBUTING, DECISIONS, EXAMPLE, TYPED_FROM, code
 
 _NAME = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+"
 _SHOWN = dict(re.findall(rf"^#?({_NAME})=(.*)$", EXAMPLE.read_text(), re.MULTILINE))
@@ -28,7 +28,6 @@ _OF_OTHERS = {
     "AWS_S3_LOCKING_PROVIDER",
     "HADOOP_CONF_DIR",
     "JAVA_TOOL_OPTIONS",
-    "PARITY_EXAMPLES",
     "SPARK_CONF_DIR",
 }
 # Names that are no settings: values of one, and constants of the code.
@@ -38,8 +37,8 @@ _OF_A_MACHINE = {"TIDELINE_HOME", "LAKE_ROOT", "TIDELINE_JARS", "SPARK_MASTER", 
 
 
 def named() -> set[str]:
-    """All names in capitals that are written as code."""
-    lines = (line for path in [*TYPED_FROM, *DECISIONS] if path != EXAMPLE for line in code(path))
+    """All names in capitals that are written as code on pages for users."""
+    lines = (line for path in [*TYPED_FROM, *DECISIONS] if path not in (EXAMPLE, CONTRIBUTING) for line in code(path))
     return {name for line in lines for name in re.findall(rf"\b{_NAME}\b", line)}
 
 

@@ -20,7 +20,7 @@ from local.platform.doctor import checks
 from local.platform.settings import StackSettings
 from tests import pages
 from tests.empty_lake import empty_lake
-from tests.pages import MANUALS, PAGES, blocks, code, command, in_backticks, is_printed, is_said, queries
+from tests.pages import CONTRIBUTING, MANUALS, PAGES, blocks, code, command, in_backticks, is_printed, is_said, queries
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +109,12 @@ def test_there_are_messages_to_check() -> None:
 
 def names_quoted() -> set[str]:
     """Files and folders of the lake whose names begin with an underscore, and names of Tideline in Airflow."""
+    for_users = [path for path in PAGES if path != CONTRIBUTING]
     return {
-        name for path in PAGES for line in code(path) for name in re.findall(r"(?<!\w)_\w[\w.]*|\btideline_\w+", line)
+        name
+        for path in for_users
+        for line in code(path)
+        for name in re.findall(r"(?<!\w)_\w[\w.]*|\btideline_\w+", line)
     }
 
 
