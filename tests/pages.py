@@ -125,8 +125,9 @@ def _text(node: ast.AST) -> str:
 
 
 def is_said(phrase: str) -> bool:
-    """Whether code has a text with this phrase. Three dots in the phrase stand for anything."""
-    wanted = re.compile(".*".join(re.escape(part.strip()) for part in phrase.split("…")), re.DOTALL)
+    """Whether code has a text with this phrase. Three dots in it stand for anything, and a number may be put in."""
+    pattern = ".*".join(re.escape(part.strip()) for part in phrase.split("…"))
+    wanted = re.compile(re.sub(r"\d+", r"(?:\g<0>|\0)", pattern), re.DOTALL)
     return any(wanted.search(text) for text in texts_of_code())
 
 
