@@ -136,7 +136,7 @@ def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
 
     >>> from jobs.pipelines import PIPELINES
     >>> early(PIPELINES["rolling_sum"], Slice(0, 60_000), now_ms=95_000)
-    'it is not over: late events are awaited for 30 s more'
+    'it is not over: events for it are in time for 30 s more'
     >>> early(PIPELINES["rolling_sum"], Slice(0, 60_000), now_ms=125_000) is None
     True
     """

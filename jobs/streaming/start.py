@@ -258,8 +258,8 @@ def _partition_out_of_reach(topic: TopicState, resume: Mapping[int, int], reache
     """Why the topic does not hold the offsets where a stream goes on, or None if it does.
 
     >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=1, earliest={0: 50}, latest={0: 90})
-    >>> _partition_out_of_reach(topic, resume={0: 50}, reached={0: 91})
-    'partition 0 ends at 90, before offset 91 that the stream has reached: records are gone, or it was re-created'
+    >>> _partition_out_of_reach(topic, resume={0: 50}, reached={0: 91}).partition(": ")[0]
+    'partition 0 ends at 90, before offset 91 that the stream has reached'
     >>> _partition_out_of_reach(topic, resume={0: 49}, reached={0: 90})
     'partition 0 begins at 50: its records from 49 on were deleted before they were read'
     """
@@ -283,7 +283,7 @@ def _begins_before(topic: TopicState, resume: Mapping[int, int]) -> str | None:
 
     >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=1, earliest={0: 0}, latest={0: 90})
     >>> _begins_before(topic, resume={0: 50})
-    'partition 0 begins at 0, before offset 50 where the stream began: it was re-created'
+    'partition 0 begins at 0, before offset 50 where the stream began: the topic was re-created'
     """
     for partition, begin in sorted(topic.earliest.items()):
         if begin < resume.get(partition, 0):
