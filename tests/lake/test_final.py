@@ -450,10 +450,10 @@ def test_what_is_rolled_back_to_other_columns_has_the_checksum_of_what_is_served
     table = publish(tmp_path, 2)
     more = replace(SUM, measures=(*SUM.measures, Measure(name="highest", sql="max(value)", type="DECIMAL(12,6)")))
     for pipeline in (SUM, more):
-        found, rows = rollback.earlier(tmp_path, pipeline, table, FIRST.name, 1)
+        found, rows = rollback.earlier(PipelineLake(tmp_path, pipeline), table, FIRST.name, 1)
         assert rows.column_names == columns_of(pipeline).names
         assert found.checksum == checksum(pipeline, rows)
-    assert rollback.earlier(tmp_path, SUM, table, FIRST.name, 1)[0] == header(FIRST, 1)
+    assert rollback.earlier(PipelineLake(tmp_path, SUM), table, FIRST.name, 1)[0] == header(FIRST, 1)
 
 
 def test_files_of_older_versions_go_when_nobody_can_roll_back_to_them(tmp_path: Path, monkeypatch: Any) -> None:
@@ -487,9 +487,11 @@ def test_versions_are_kept_for_as_long_as_the_setting_says_also_of_a_table_that_
     assert (kept_of(tmp_path), table.version) == ({"interval 7 days"}, 3)
     assert publish(tmp_path, 3).version == 4, "nothing is written where they agree"
     assert seen(tmp_path) == both(3)
-    assert rollback.earlier(tmp_path, SUM, FinalTable.open(tmp_path, SUM), FIRST.name, 1)[0] == header(FIRST, 1)
+    assert rollback.earlier(PipelineLake(tmp_path, SUM), FinalTable.open(tmp_path, SUM), FIRST.name, 1)[0] == header(
+        FIRST, 1
+    )
     with pytest.raises(Refusal, match=r"are kept for FINAL_VERSIONS_KEPT_DAYS=7 days"):
-        rollback.earlier(tmp_path, SUM, FinalTable.open(tmp_path, SUM), FIRST.name, 9)
+        rollback.earlier(PipelineLake(tmp_path, SUM), FinalTable.open(tmp_path, SUM), FIRST.name, 9)
 
 
 def test_a_writer_that_was_overtaken_changes_no_properties(tmp_path: Path) -> None:
@@ -518,7 +520,7 @@ def test_windows_that_are_gone_are_told_also_if_two_runs_died_before_they_told(t
         FIRST.name, windows(FIRST, 5).select(["window_start", "key"])
     )
     table = publish(tmp_path, 2)
-    publishing.keep_replaced_windows(tmp_path, SUM, table, table.headers()[FIRST.name], "run-3")
+    publishing.keep_replaced_windows(PipelineLake(tmp_path, SUM), table, table.headers()[FIRST.name], "run-3")
     gone = RunFolder.of(PipelineLake(tmp_path, SUM), "run-3").replaced_windows(FIRST.name)
     assert gone is not None
     told = dict(tombstones(SUM, gone, publish(tmp_path, 3).rows(FIRST.name)))
@@ -563,10 +565,10 @@ def test_a_version_can_be_rolled_back_to_for_as_long_as_its_files_are_kept(tmp_p
     table = publish(tmp_path, 2)
     for number in range(at):
         (tmp_path / SUM.final_table / "_delta_log" / f"{number:020}.json").unlink()
-    header, rows = rollback.earlier(tmp_path, SUM, table, FIRST.name, 1)
+    header, rows = rollback.earlier(PipelineLake(tmp_path, SUM), table, FIRST.name, 1)
     assert (header.version, rows.num_rows) == (1, 1)
     with pytest.raises(Refusal, match=r"version 3 of slice .* is not there"):
-        rollback.earlier(tmp_path, SUM, table, FIRST.name, 3)
+        rollback.earlier(PipelineLake(tmp_path, SUM), table, FIRST.name, 3)
 
 
 def test_no_two_runs_share_a_folder(tmp_path: Path) -> None:

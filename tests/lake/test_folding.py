@@ -23,6 +23,7 @@ from jobs.lake.delta.fenced import FencedTable, OvertakenError
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.final import FinalTable
 from jobs.lake.folding import Stored, due, stored
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
@@ -260,12 +261,12 @@ def test_what_was_published_before_a_fold_can_be_rolled_back_to(tmp_path: Path) 
     table.tend(never, DAYS_LATER)
     table = publish(tmp_path, AN_HOUR[:1], 4)
     for version in (1, 2, 3, 4):
-        header, rows = rollback.earlier(tmp_path, SUM, table, AN_HOUR[0].name, version)
+        header, rows = rollback.earlier(PipelineLake(tmp_path, SUM), table, AN_HOUR[0].name, version)
         assert (header.version, rows) == (version, rows_of(SUM, AN_HOUR[0], version, version))
-    header, rows = rollback.earlier(tmp_path, SUM, table, AN_HOUR[1].name, 1)
+    header, rows = rollback.earlier(PipelineLake(tmp_path, SUM), table, AN_HOUR[1].name, 1)
     assert rows == rows_of(SUM, AN_HOUR[1], 1, 1)
     with pytest.raises(Refusal, match="version 5 of slice"):
-        rollback.earlier(tmp_path, SUM, table, AN_HOUR[0].name, 5)
+        rollback.earlier(PipelineLake(tmp_path, SUM), table, AN_HOUR[0].name, 5)
 
 
 def test_a_version_that_was_folded_long_ago_is_read_as_it_was_folded(
@@ -280,7 +281,7 @@ def test_a_version_that_was_folded_long_ago_is_read_as_it_was_folded(
     table.delete_what_no_reader_needs()
     assert not (table.path / f"slice={AN_HOUR[0].name}").exists()
     table = publish(tmp_path, AN_HOUR[:1], 2)
-    assert rollback.earlier(tmp_path, SUM, table, AN_HOUR[0].name, 1)[1] == rows_of(SUM, AN_HOUR[0], 1, 1)
+    assert rollback.earlier(PipelineLake(tmp_path, SUM), table, AN_HOUR[0].name, 1)[1] == rows_of(SUM, AN_HOUR[0], 1, 1)
 
 
 # -- Two definitions --
@@ -520,7 +521,9 @@ class Told:
         table = FinalTable.open(self.lake, MORE)
         for slice_, versions in self.versions.items():
             for number, (rows, _) in enumerate(versions, 1):
-                assert rollback.earlier(self.lake, MORE, table, slice_.name, number)[1].to_pylist() == rows
+                assert (
+                    rollback.earlier(PipelineLake(self.lake, MORE), table, slice_.name, number)[1].to_pylist() == rows
+                )
 
     def publish(self, what: tuple[set[Slice], int, bool]) -> None:
         slices, rows, more = what
@@ -552,7 +555,7 @@ class Told:
         if to >= len(versions):
             return
         table = FinalTable.open(self.lake, MORE)
-        old, rows = rollback.earlier(self.lake, MORE, table, slice_.name, to)
+        old, rows = rollback.earlier(PipelineLake(self.lake, MORE), table, slice_.name, to)
         header = replace(old, version=len(versions) + 1)
         with table.staged() as stage:
             files = rollback._stage_again(stage, header, rows)

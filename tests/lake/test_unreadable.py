@@ -52,7 +52,9 @@ def commit(lake: Path, versions: Sequence[tuple[Slice, int]], run: str = "again"
     """Do the part of a publish before its messages. Return why slices were refused."""
     folder, headers = stage(lake, versions, run)
     with writing(lake, SUM.recompute_job) as lease:
-        taken, unreadable = publishing._commit(lake, SUM, FinalTable.open(lake, SUM), lease, folder, headers)
+        taken, unreadable = publishing._commit(
+            PipelineLake(lake, SUM), FinalTable.open(lake, SUM), lease, folder, headers
+        )
     assert taken == {}
     return unreadable
 

@@ -70,6 +70,7 @@ class Run:
 
         monkeypatch.setattr(operator, "submit", submit)
         monkeypatch.setattr(operator, "settings", lambda: settings)
+        monkeypatch.setattr(operator, "lake", lambda: PipelineLake(self.lake, SUM))
         task = SimpleNamespace(try_number=number, max_tries=2)
         context: Any = {"dag_run": SimpleNamespace(run_id="r"), "ti": task}
         operator.execute(context)
@@ -124,6 +125,7 @@ def test_a_task_that_is_ended_starts_no_other_driver(monkeypatch: pytest.MonkeyP
     operator = RecomputeOperator(task_id="recompute", pipeline=SUM.name)
     settings = replace(Settings.from_env({}), lake_root=run.lake)
     monkeypatch.setattr(operator, "settings", lambda: settings)
+    monkeypatch.setattr(operator, "lake", lambda: PipelineLake(run.lake, SUM))
     started = list[int]()
     say = operator._say
 
