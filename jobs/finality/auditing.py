@@ -21,6 +21,7 @@ from jobs.lake.columns import checksum, columns_of
 from jobs.lake.final import INPUTS, FinalTable
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import State
+from jobs.pipelines.layout import PAGES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Severity
 from jobs.quality import page
@@ -106,7 +107,7 @@ def _not_computed(slice_: str, why: str) -> Verdict:
 
 def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
     """The page about the audit of a run."""
-    return lake_root / "quality" / pipeline.name / f"{name_of(run)}.html"
+    return lake_root / PAGES / pipeline.name / f"{name_of(run)}.html"
 
 
 def _judge(

@@ -26,7 +26,7 @@ from jobs.failpoints import FailPoint, reach
 from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.stream_tables import Note, TableWriter, last_note
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
-from jobs.pipelines.layout import ASIDE, BATCHES_SLICE, checkpoint_of
+from jobs.pipelines.layout import ASIDE, BATCHES_SLICE, CHECKPOINTS, checkpoint_of
 from jobs.pipelines.source import Source
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -92,8 +92,8 @@ def _report_loss(lake_root: Folder, source: Source, loss: str) -> None:
 def _put_aside(lake_root: Folder, checkpoint: str) -> None:
     folder = lake_root / checkpoint
     if folder.exists():
-        aside = lake_root / ASIDE / f"{checkpoint.removeprefix('checkpoints/').replace('/', '-')}-{_stamp()}"
-        move_folder(folder, aside)
+        name = checkpoint.removeprefix(f"{CHECKPOINTS}/").replace("/", "-")
+        move_folder(folder, lake_root / ASIDE / f"{name}-{_stamp()}")
 
 
 def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
