@@ -63,7 +63,11 @@ def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> Res
 
 
 def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease: Lease) -> ResetPlan:
-    """Open the writers first: if a suspended former holder of the lease commits after that, the reset fails."""
+    """Plan the reset once more, and carry it out.
+
+    The writers are opened first. An earlier holder of the lease may have been suspended. If it commits after this
+    moment, the commit of the reset fails.
+    """
     lake_root = settings.lake_root
     lease.check()
     writers = {
@@ -105,7 +109,7 @@ def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
 def _plan(
     settings: Settings, client: KafkaAdminClient, request: Request, notes: Mapping[str, Note | None]
 ) -> ResetPlan:
-    """Plan from the notes of the tables. A writer's own note is the one that its next commit follows."""
+    """Plan from the newest notes of the tables. For a reset, they are those on which its commits will build."""
     queries = list(_queries(request))
     topics = require(client, [query.source.name for query in queries])
     resets = (
@@ -169,7 +173,7 @@ def _starts(
 ) -> dict[int, int]:
     """The target of every partition, within the offsets that the topic holds: Spark cannot begin elsewhere."""
     partitions = [TopicPartition(source.name, number) for number in topic.latest]
-    # Spark could not begin after the begin of an open transaction either.
+    # Spark cannot read beyond the begin of an open transaction, so a stream cannot begin after it.
     ends = _offsets(client, dict.fromkeys(partitions, OffsetSpec.LATEST))
     wanted: Offsets = {}
     if request.to is To.LATEST:
