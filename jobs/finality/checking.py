@@ -24,7 +24,8 @@ from jobs.quality.verdict import Verdict
 from jobs.query.lake import Lake, NotThereError
 from jobs.storage.folders import Folder
 
-# Windows with new events are written anew every second. A stream that starts or catches up needs a minute or two.
+# How far the newest micro-batch may be behind. A stream that runs writes one every second. A stream that starts or
+# catches up needs a minute or two.
 ALLOWED_SECONDS = 180.0
 # A check looks at windows and events that are this old at most.
 _LIVE = timedelta(hours=1)
