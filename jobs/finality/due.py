@@ -107,7 +107,7 @@ class PlanInputs:
     # Late events of computed slices since the last plan, and those of them that arrived in time.
     late: Mapping[str, int] = field(default_factory=dict)
     in_time: Mapping[str, int] = field(default_factory=dict)
-    # The days on which any slice may be due; None: all days. On each other day all slices are final, and one of them is
+    # The days on which any slice may be due; None: all days. On each other day all slices are final. One of these is
     # due only if it is requested, has late events, or was left by a killed run.
     days: Collection[str] | None = None
     # Final slices of any day about which a plan must decide: those of runs that have not ended, and those with late

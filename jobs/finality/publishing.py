@@ -1,4 +1,4 @@
-"""Publishing: one commit per group of touching slices, then the topic, then the ledger. Safe to run again.
+"""Publishing: one commit per group of adjacent slices, then the topic, then the ledger. Safe to run again.
 
 If a run is killed after its commit, the next run does the rest: the headers show which slices are published.
 """
@@ -117,7 +117,7 @@ def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
 def _commit(
     lake: PipelineLake, final: FinalTable, lease: Lease, folder: RunFolder, headers: Mapping[str, Header]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Publish in one commit per group of touching slices.
+    """Publish in one commit per group of adjacent slices.
 
     Returns:
         the reasons why slices were not published: those that another run took, and those with unreadable present rows.

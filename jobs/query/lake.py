@@ -154,8 +154,8 @@ class Lake:
     def _rows(self, name: str) -> ds.Dataset | pa.Table | None:
         """The rows of a table; no rows if the table does not exist yet, but a definition gives its columns.
 
-        None if a table is missing whose columns no definition gives, such as `events/numbers`. None, too, for the live
-        table of a pipeline that has neither live nor final rows, so that the query names what has never run.
+        None if a table is missing and no definition gives its columns, such as `events/numbers`. None, too, for a live
+        table if the final table is missing as well. Then the query says which job has never run.
         """
         if self._tables[name] == INCIDENTS:
             return incidents_table(Incidents.of(self._root).all())

@@ -81,8 +81,8 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
     def request(number: int, _frame: FrameType | None) -> None:
         log.info("%s: stopping after the current micro-batch", signal.Signals(number).name)
-        # Another thread must set the event. This one may hold the event's lock, because it was about to wait for the
-        # event when the signal came, and would wait for itself.
+        # Another thread must set the event. This thread may have been about to wait for the event when the signal came.
+        # Then it holds the event's lock, and would wait for itself.
         threading.Thread(target=stop.set).start()
 
     before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -257,9 +257,8 @@ def _failed(query: StreamingQuery, batches: MicroBatches) -> bool:
 def _stop_between_batches(query: StreamingQuery, batches: MicroBatches) -> None:
     """Stop a query, but only after Spark has committed its last batch.
 
-    If Spark is stopped inside `foreachBatch`, the query ends with a StackOverflowError. The lock of `MicroBatches` is
-    not held while Spark stops the query. Spark waits for the query's thread to end, and this thread may be about to
-    begin a batch, for which it needs the lock.
+    If it is stopped inside `foreachBatch`, it ends with a StackOverflowError. The lock of `MicroBatches` is not held
+    while Spark stops the query. Spark waits for the query's thread, and this thread may need the lock to begin a batch.
     """
     batches.close()
     deadline = time.monotonic() + QUIET_SECONDS

@@ -168,7 +168,7 @@ class Fleet:
         self.report(f"{job}: epoch {newest} is {health}")
 
     def _forgive(self, job: str, by: str) -> int:
-        """Let the job start at once despite its failures; returns the newest epoch, since a start must be newer."""
+        """Let the job start at once despite its failures. Return the newest epoch; the next start has a later one."""
         control = self._control(job)
         if isinstance(control.next_step(), Wait):
             # This is refused if the job was started meanwhile: then it does not wait any more.

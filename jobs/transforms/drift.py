@@ -1,8 +1,8 @@
 """Events, live rows and final rows -> the drift balance: why live and final differ, and which part is unexplained.
 
-The stream counts an event in a window if two things are true. The event is not too far ahead of its arrival, and the
-window ends after the watermark by which its micro-batch drops late events. The live table has the offsets and this
-watermark of each micro-batch. So the events that live has counted are known without a look at its numbers. Two
+The stream counts an event in a window if two things are true. The event is not too far ahead of its arrival. And the
+window ends after the watermark by which the event's micro-batch drops late events. The live table has the offsets and
+this watermark of each micro-batch. So the events that live has counted are known without a look at its numbers. Two
 equations must hold for each window and key:
 
     live  = the measures over the events that live has counted

@@ -159,9 +159,8 @@ def _is_plain(source: Source) -> str:
     """
     # A name with an escape may be the name of any field. Most texts have no escape at all.
     no_escaped_name = rf"""(NOT contains({_TEXT}, r'\') OR NOT {_TEXT} RLIKE r'\\.[^"]*+"\s*+:')"""
-    # A text has no repeated name if no field is missing, and if it has just as many quotes as its names and STRING
-    # values need. Any other text is searched for a repeated name. A long text takes the strict path, which is faster
-    # than that.
+    # If no field is missing, and a text has just as many quotes as the names and STRING values need, it repeats no
+    # name. Any other text is searched for a repeated name. If it is long, it takes the strict path, which is faster.
     quotes = f"octet_length({_TEXT}) - octet_length(replace({_TEXT}, '\"', ''))"
     needed = 2 * len(source.fields) + 2 * sum(field.type == "STRING" for field in source.fields)
     repeated = rf"""{_TEXT} RLIKE r'"([^"]*+)"\s*+:[^{{}}]*"\1"\s*+:'"""

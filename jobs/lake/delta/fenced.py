@@ -273,8 +273,8 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
 def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
     """Give a table these properties, by a commit that fails if another writer has committed meanwhile.
 
-    The commit repeats the metadata of the newest earlier commit. If the properties let the log be kept for a shorter
-    time, all earlier commits may be deleted from the log at once, and readers need this metadata.
+    The commit repeats the metadata of the newest earlier commit, because readers need it. If the log is to be kept for
+    a shorter time, earlier commits may be deleted from it at once.
     """
     there = table.metadata().configuration
     changed = {name: value for name, value in properties.items() if there.get(name) != value}

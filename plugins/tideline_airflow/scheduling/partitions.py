@@ -72,8 +72,8 @@ def seconds_until_over(pipeline: Pipeline, key: str | None, now_ms: float) -> fl
     """How many seconds the run of a slice waits until the slice is over by the broker's clock; 0: it does not wait.
 
     Airflow may start a run some seconds before the slice is over, for two reasons: `slices_until_over` leaves out 5 s,
-    and Airflow's clock may be up to 30 s ahead of the broker's. If the slice is over only after more than these 35 s,
-    the clocks are not the cause, and the run does not wait. An example is a backfill of a slice that is not over.
+    and Airflow's clock may be up to 30 s ahead of the broker's. If more than these 35 s are missing, the clocks are not
+    the cause, and the run does not wait. This happens in a backfill of a slice that is not over.
 
     In the example the slice of 12:00 is over at 12:02:05. Airflow's clock is 3 s ahead, so the run starts at 12:01:57
     by the broker's clock, and waits 8 s. At 12:01:27 it would have to wait 38 s, so it does not wait.
