@@ -10,8 +10,8 @@ windows from all landed events, while the stream may have missed late ones.
 - `publish` replaces live rows by the rows of the slices that passed. Adjacent slices are published in one commit.
 - `all_final` succeeds if no planned slice is left.
 
-**On.** Unpause the DAG. There is one run for each slice. It begins when the slice is over, and the slice is its
-partition.
+**On.** Unpause the DAG. Airflow starts one run for each slice when the slice is over. The slice is the partition of its
+run.
 
 **Restate.** There are three ways. Each takes exactly the slices that were asked for, and gives them a new version,
 whatever their state.
@@ -77,7 +77,8 @@ for pipeline in PIPELINES.values():
         params=PARAMS,
         **scheduled(deadline_minutes=30),
     ):
-        # The plan waits for a slot itself. A plan made earlier would miss slices that are over by then.
+        # The plan needs a slot of the pool, too. If it were made before the run gets a slot, it would miss the slices
+        # that become over while the run waits.
         plan = PlanOperator(task_id="plan", pipeline=pipeline.name, **IN_RECOMPUTE_POOL)
         # One Spark job at a time, even if a backfill has several active runs.
         recompute = RecomputeOperator(

@@ -28,7 +28,7 @@ _KINDS = re.findall(r"dag_id=pipeline\.(\w+)", _OF_DAGS)
 _BATCH_DAGS = {getattr(pipeline, kind) for pipeline in PIPELINES.values() for kind in _KINDS}
 _MADE = re.compile(r"(?:[A-Z_]+=\S+ )?make (?P<targets>[a-z -]*[a-z])(?P<args> ARGS=.+)?(?: +#.*)?")
 _FILE = re.compile(r"(?:jobs|local|plugins|dags|tests|docs|\.ci)/[\w./-]*\w(?:::\w+)?")
-# A decision tells of it: the folder that was divided into rooms.
+# A decision tells of it: the folder that was divided.
 _GONE = {"jobs/connectors"}
 _MADE_UP = {
     f"{kind}_{name}"
@@ -141,9 +141,9 @@ def test_every_folder_of_jobs_is_described_in_the_order_of_its_imports() -> None
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
     level = {name: number for number, layer in enumerate(reversed(layers)) for name in layer.split(" | ")}
     named = [folder.removeprefix("jobs/") for folder in pages.table("CONTRIBUTING.md", "The tree", "folder").names]
-    rooms = [name for name in named if name in level]
-    assert set(rooms) == {path.parent.name for path in (PROJECT / "jobs").glob("*/__init__.py")}
-    assert all(level[before] <= level[after] for before, after in pairwise(rooms))
+    folders = [name for name in named if name in level]
+    assert set(folders) == {path.parent.name for path in (PROJECT / "jobs").glob("*/__init__.py")}
+    assert all(level[before] <= level[after] for before, after in pairwise(folders))
 
 
 def test_the_folders_within_a_folder_are_described_beside_it() -> None:

@@ -1,7 +1,9 @@
 """The examples in docstrings are true. They are found in the text of the product, so none of them is passed over."""
 
 import doctest
+import os
 import re
+import tempfile
 from importlib import import_module
 
 import pytest
@@ -9,6 +11,9 @@ import pytest
 from jobs.settings import PROJECT
 
 _EXAMPLE = re.compile(r"^ *>>> ", re.MULTILINE)
+# Airflow makes its home folder when it is imported. If no other test has given it a folder, this does.
+if "AIRFLOW_HOME" not in os.environ:
+    os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-home-")
 # Each folder with examples, and the folder from which Python imports its modules.
 _FOLDERS = {"jobs": ".", "local": ".", "plugins": "plugins"}
 

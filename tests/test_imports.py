@@ -12,7 +12,7 @@ import pytest
 from jobs.settings import PROJECT
 
 PLANTED = {
-    "rooms use the rooms below them": ("jobs/lake/ledger.py", "import jobs.finality.late"),
+    "folders use the folders above them": ("jobs/lake/ledger.py", "import jobs.finality.late"),
     "definitions use the standard library only": ("jobs/pipelines/shipped/sources.py", "import jobs.settings"),
     "transforms are DataFrame to DataFrame": ("jobs/transforms/parse.py", "import jobs.control.folder"),
     "jobs know nothing of Airflow": ("jobs/streaming/driver.py", "import airflow"),

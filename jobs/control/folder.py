@@ -1,4 +1,6 @@
-"""The control folder of a streaming job: its leases, heartbeats, requests to stop, and receipts.
+"""The control folder of a job: its leases, heartbeats, requests to stop, and receipts.
+
+Each streaming job has one. The recompute and the account of a pipeline have one, too, since they write tables.
 
 Each epoch has a lease, a heartbeat, a receipt, and a stop request if there was one. A lease is created once and never
 changed, and only the newest epoch may write. So two drivers that start together cannot both win. An overtaken driver

@@ -13,14 +13,14 @@ from typing import Self
 
 from jobs.control.incident import full_disk
 from jobs.control.incidents import Incidents
+from jobs.pipelines.layout import SPARE
 from jobs.settings import reserve_bytes
 from jobs.storage.folders import Folder, create_whole, make_folder
 
 log = logging.getLogger(__name__)
 
-# A file that holds some bytes until the disk is full. Then it is deleted, since heartbeats, receipts and the incident
-# need those bytes.
-_SPARE = "control/_spare"
+# The size of the file `SPARE`, which holds some bytes until the disk is full. Then it is deleted, since heartbeats,
+# receipts and the incident need those bytes.
 _SPARE_BYTES = 1024 * 1024
 # Work goes on when this many times the reserve is free. At the reserve itself, work would stop and go all the time.
 _ENOUGH = 1.2
@@ -60,7 +60,7 @@ class Room:
 
     def _was_short(self, root: Path) -> bool:
         """Whether the spare is missing and the incident is open. A new lake has neither."""
-        return not (root / _SPARE).is_file() and bool(Incidents.of(root).still_open(full_disk()))
+        return not (root / SPARE).is_file() and bool(Incidents.of(root).still_open(full_disk()))
 
     def _report_full_disk(self, root: Path, free: int, total: int) -> None:
         """Open the incident, then delete the spare. Without both, it would look as if the disk had never been full."""
@@ -69,20 +69,20 @@ class Room:
         incidents, sentence = Incidents.of(root), self._sentence(root, free, total)
         with suppress(OSError):
             incidents.open(full_disk(), sentence)
-        (root / _SPARE).unlink(missing_ok=True)
+        (root / SPARE).unlink(missing_ok=True)
         incidents.open(full_disk(), sentence)
         self._told = True
 
     def _keep_spare(self, root: Path) -> None:
         """Close the incident and restore the spare. To any process a missing spare means: it may be open."""
-        if self._told is False and (root / _SPARE).is_file():
+        if self._told is False and (root / SPARE).is_file():
             return
         Incidents.of(root).close(
             full_disk(), f"the disk of the lake ({root}) has enough free space again: all jobs go on"
         )
-        if not (root / _SPARE).is_file():
-            make_folder((root / _SPARE).parent)
-            create_whole(root / _SPARE, os.urandom(_SPARE_BYTES))
+        if not (root / SPARE).is_file():
+            make_folder((root / SPARE).parent)
+            create_whole(root / SPARE, os.urandom(_SPARE_BYTES))
         self._told = False
 
     def _sentence(self, root: Path, free: int, total: int) -> str:

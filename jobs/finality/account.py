@@ -1,7 +1,7 @@
 """The account of final slices: the events that separate live from final, by cause, and any unexplained rest.
 
-It runs off the critical path, and before live rows are pruned. Each version of a slice is accounted for once. It has
-its account if its totals are in `balance/<pipeline>`.
+It runs after the publish, which it never delays, and before live rows are pruned. Each version of a slice is accounted
+for once. The version has its account if its totals are in `balance/<pipeline>`.
 """
 
 import logging
@@ -80,7 +80,8 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
         _keep_incident(lake, accounts, link)
     _prune(lake, seen, accounts, timedelta(seconds=settings.live_kept_seconds))
     is_all = not found.waiting and len(due) < account_inputs.MAX_SLICES
-    # The publishers' clocks count here: they are close to the broker's. The clock of this machine may be hours off.
+    # The newest publish has the time of the machine that published. A publish compares its clock with the broker's, but
+    # this job does not: the clock of this machine may be hours ahead.
     looked_ms = min(now_ms, final.newest_ms()) - round(_CLOCKS.total_seconds() * 1000)
     _advance(lake, final, accounts, seen, looked_ms if is_all else None)
 
@@ -134,7 +135,7 @@ def _earliest(pipeline: Pipeline, headers: Iterable[Header]) -> datetime:
 
 
 def _not_landed(pipeline: Pipeline, seen: Seen, taken: Iterable[Taken]) -> list[Taken]:
-    """The batches that live has read and that ingest has not landed in full."""
+    """The batches that live has read, and with events that `ingest` has not landed yet."""
     topic = pipeline.source.name
     topic_id = seen.live.topic_id(topic)
     ends = seen.landed.ends(topic, topic_id) if seen.landed and topic_id else {}
@@ -178,10 +179,10 @@ def _account(
 
 
 def _prune(lake: PipelineLake, seen: Seen, accounts: Accounts, kept: timedelta) -> None:
-    """Ask to prune all slices before the first that is not final and accounted for, or that must still be kept.
+    """Ask the live job to prune old slices, up to the first that is not final, has no account, or must be kept.
 
-    A slice with removed events can never be final, so it does not hold up later slices. Its own live rows stay: it has
-    no others.
+    A slice that has lost events before it was final can never become final. So later slices do not wait for it. Its
+    live rows are not pruned, since there are no final rows in their place.
     """
     pipeline = lake.pipeline
     done = ready(seen.headers, accounts.done({name[:8] for name in seen.headers}), seen.kept_from)

@@ -29,9 +29,10 @@ MAX_SLICES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class AccountProgress:
-    """Every slice published before ``seen_ms`` has its account, and so has every slice up to ``to_ms``.
+    """How far the accounts of a pipeline are.
 
-    Up to ``to_ms`` there is also no gap: all slices are final.
+    ``to_ms``: an event time. Every slice before it is final and has its account. ``seen_ms``: a time of publishing.
+    Every slice that was published before it has its account.
     """
 
     to_ms: int
@@ -102,7 +103,8 @@ def accounts_kept_from(final: FinalTable) -> str:
 class Seen:
     """All tables, each at one version.
 
-    Live is read before the events. So an event that live has counted is either landed, or known not to be landed.
+    Live is read first, and then the events, so most events that live has counted are landed in this version. If a batch
+    of live has events that are not landed here, the account of its slices waits.
     """
 
     final_version: int
@@ -110,7 +112,7 @@ class Seen:
     live: Live
     landed: Landed | None
     pruned_before: str
-    # From the ledger: the topic to which its offsets belong, and since when.
+    # From the ledger: the topic to which its offsets belong, and the time since which they do.
     counted: LateCountPosition | None
     accounted: Collection[tuple[str, int]]
     # The first day for which accounts are kept.

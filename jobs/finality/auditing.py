@@ -21,6 +21,7 @@ from jobs.lake.columns import checksum, columns_of
 from jobs.lake.final import INPUTS, FinalTable
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import State
+from jobs.pipelines.layout import PAGES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Severity
 from jobs.quality import page
@@ -108,7 +109,7 @@ def _not_computed(slice_: str, why: str) -> Verdict:
 
 def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
     """The page about the audit of a run."""
-    return lake_root / "quality" / pipeline.name / f"{name_of(run)}.html"
+    return lake_root / PAGES / pipeline.name / f"{name_of(run)}.html"
 
 
 def _judge(
@@ -145,7 +146,7 @@ def _in_memory(rows: Mapping[str, ds.Dataset]) -> pa.Table:
 
 
 def _by_spark(spark: "SparkSession", folder: RunFolder) -> Any:
-    """Read each try's folder alone, because Spark would take several for different partition schemes."""
+    """Read the folder of each try by itself. Read together, they would seem to be partitioned in different ways."""
     frames = [spark.read.parquet(str(stage)) for stage in folder.stages()]
     return reduce(lambda one, other: one.unionByName(other), frames)
 
@@ -153,6 +154,21 @@ def _by_spark(spark: "SparkSession", folder: RunFolder) -> Any:
 def _facts(
     pipeline: Pipeline, work: Work, rows: ds.Dataset, staged: StagedSlice, usual: float | None
 ) -> dict[str, Any]:
+    """The numbers of a slice. `quality.suite.of_slices` compares them in pairs, each counted in two ways.
+
+    | name | who counts it | what is counted | must equal |
+    |---|---|---|---|
+    | `rows` | recompute | rows in the footers of the staged files | `staged`: the rows that `quality` finds |
+    | `events` | plan | landed events with a time in the slice | `read` |
+    | `read` | recompute | the same events, as Spark has read them | `events` |
+    | `window_events` | plan | landed events, once for each of their windows | `counted` |
+    | `counted` | audit | sum of the measure `Pipeline.counts` in the staged rows | `window_events` |
+    | `expected` | recompute | rows of the transform, once for each of their windows | `inputs` |
+    | `inputs` | audit | sum of the column `INPUTS` in the staged rows | `expected` |
+    | `usual_rows` | audit | the median rows of the newest final slices | about `rows` |
+
+    Without `Pipeline.counts` there are no `window_events` and `counted`.
+    """
     return {
         "slice": work.slice,
         "rows": staged.rows,

@@ -13,7 +13,7 @@ from jobs.lake.columns import checksum, columns_of
 from jobs.lake.final import FinalTable
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
-from jobs.pipelines.layout import BATCHES_SLICE
+from jobs.pipelines.layout import BATCHES_SLICE, PAGES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.relations import table_name
 from jobs.pipelines.slices import Slice, slice_at
@@ -24,7 +24,8 @@ from jobs.quality.verdict import Verdict
 from jobs.query.lake import Lake, NotThereError
 from jobs.storage.folders import Folder
 
-# Windows with new events are written anew every second. A stream that starts or catches up needs a minute or two.
+# How far the newest micro-batch may be behind. A stream that runs writes one every second. A stream that starts or
+# catches up needs a minute or two.
 ALLOWED_SECONDS = 180.0
 # A check looks at windows and events that are this old at most.
 _LIVE = timedelta(hours=1)
@@ -53,7 +54,7 @@ def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
 
 def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
     """The page about a check."""
-    return lake_root / "quality" / pipeline.check_job / f"{name_of(run)}.html"
+    return lake_root / PAGES / pipeline.check_job / f"{name_of(run)}.html"
 
 
 def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:

@@ -87,7 +87,11 @@ def _batches(spark: SparkSession, taken: Sequence[Taken]) -> DataFrame:
 
 
 def _width(taken: Iterable[Taken]) -> int:
-    """The average length of a range. Cutting the ranges at its multiples gives about twice as many rows at most."""
+    """The average length of a range of offsets.
+
+    `drift` cuts each range at the multiples of this average. That gives at most about twice as many ranges. Example:
+    the average of [0, 100) and [100, 400) is 200, and only the second range is cut, at 200.
+    """
     sizes = [batch.end - batch.start for batch in taken]
     return max(1, sum(sizes) // max(1, len(sizes)))
 

@@ -36,7 +36,7 @@ class TopicEnds:
     ends: Mapping[int, int]
 
     def landed(self, ends: Mapping[int, int]) -> dict[int, int]:
-        """How far the topic is landed. A partition without landed records begins at its first one, as in ingest.
+        """How far each partition is landed. If ``ends`` lacks one, it counts as landed up to where `ingest` will begin.
 
         >>> TopicEnds(topic_id="t1", earliest={0: 0, 1: 500}, ends={0: 10, 1: 510}).landed({0: 7})
         {0: 7, 1: 500}
@@ -91,34 +91,39 @@ class SliceSurvey:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """The state of tables and topic when a plan is made."""
+    """The state of tables and topic when a plan is made, as far as the plan needs it."""
 
     now_ms: int
-    # The first event of a slice that has all its events, or the begin of the first final slice if that is earlier.
+    # Where the slices of the pipeline begin (`tide_line.first_event_ms`). None: there are no events and no final
+    # slices.
     first_ms: int | None
     topic: TopicEnds
     landed: Mapping[int, int]
-    # For the days that may have work, and for slices that are requested, were left by a run or have late events.
+    # Headers of final slices, and newest ledger lines, by slice: for all slices of ``days``, and for other slices that
+    # are requested, were left by a run, or have late events.
     headers: Mapping[str, Header]
     entries: Mapping[str, Entry]
     line_ms: int | None = None
     # Late events of computed slices since the last plan, and those of them that arrived in time.
     late: Mapping[str, int] = field(default_factory=dict)
     in_time: Mapping[str, int] = field(default_factory=dict)
-    # Days in which any slice may be due; None: all days. On other days all slices are final, and only a request, a late
-    # event or a killed run makes one due.
+    # The days on which any slice may be due; None: all days. On each other day all slices are final. One of these is
+    # due only if it is requested, has late events, or was left by a killed run.
     days: Collection[str] | None = None
-    # Final slices of any day: those of runs that have not ended, and those with late events that no plan has judged.
+    # Final slices of any day about which a plan must decide: those of runs that have not ended, and those with late
+    # events that an earlier plan has counted without a decision.
     left: Collection[str] = ()
-    # Slices that the ledger calls final at the served version, without late events. They are not in ``entries``.
+    # Final slices that need nothing: their newest line is final, at the version of their header, without late events.
+    # Their lines are not in ``entries``.
     settled: Collection[str] = ()
-    # The other final slices that were looked up in the ledger; None: all of them.
+    # The other final slices that were looked up in the ledger. If such a slice has no line, none was ever written.
+    # None: all slices in ``headers`` were looked up.
     with_entries: Collection[str] | None = None
     events_from_ms: int = 0
 
 
 def removed(source: Source, events_from_ms: int) -> str:
-    """Why a slice without all its events cannot be computed, or compared."""
+    """The reason why a slice that has lost events can be neither computed nor compared."""
     return (
         f"events of {source.name!r} before {iso(events_from_ms)} were removed: they are kept for events_kept_days="
         f"{source.events_kept_days}"
@@ -126,10 +131,11 @@ def removed(source: Source, events_from_ms: int) -> str:
 
 
 def needed_from_ms(pipeline: Pipeline, inputs: PlanInputs, surveyed: SliceSurvey, open_: Collection[str]) -> int:
-    """The time from which on events are still needed, for slices that are not done or can be reopened.
+    """The event time from which on events are still needed, by slices that are not final or can still be reopened.
 
-    All events that arrived before the tide line are landed. Later ones are rejected if they are older than the horizon.
-    So slices before the horizon never change again. ``open_``: the names of slices that wait for a person or a run.
+    Every slice before the tide line is final, so all events that arrived before that time are landed. An event that
+    arrives later is rejected if it is older than the horizon. So a slice can be reopened only if it ends less than a
+    horizon before the tide line. ``open_``: the names of older slices that wait for a person or a run.
 
     In the example the slices of 30 days are final, and the horizon is seven days. Clocks may differ by 5 s, so the last
     slice of the 23rd day can still change.
@@ -211,7 +217,7 @@ def _candidates(pipeline: Pipeline, inputs: PlanInputs, asked: Collection[Slice]
     """
     recent = [slice_ for slice_ in over(pipeline, inputs) if slice_.name not in inputs.settled]
     left = (name for name in inputs.left if name not in inputs.settled)
-    # A slice that was made final before it was over waits until it is.
+    # A wrong clock may have made a slice final before it was over. It is computed again only when it is over.
     named = (slice_named(pipeline, name) for name in (*inputs.late, *left))
     touched = [slice_ for slice_ in named if not early(pipeline, slice_, inputs.now_ms)]
     found = sorted({*recent, *touched, *asked})
@@ -236,7 +242,7 @@ def _due(inputs: PlanInputs, slice_: Slice, reason: str, boundary: Boundary) -> 
 
 
 def _unannounced(inputs: PlanInputs) -> tuple[str, ...]:
-    """The published slices of which the ledger does not know."""
+    """The published slices that the ledger does not call final at their version yet."""
     names = inputs.headers if inputs.with_entries is None else inputs.with_entries
     return tuple(sorted(name for name in names if _is_unannounced(inputs.headers[name], inputs.entries.get(name))))
 
@@ -329,6 +335,6 @@ def _why_not(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | Non
     if not has_events(pipeline, slice_, inputs.events_from_ms):
         return removed(pipeline.source, inputs.events_from_ms)
     if inputs.first_ms is None or slice_.end_ms <= inputs.first_ms:
-        # Publishing it would make every slice from there on due.
+        # As a final slice it would be the first of the pipeline, and every slice after it would be due.
         return "no event of it or of an earlier slice was ever landed"
     return None

@@ -1,6 +1,6 @@
 """Counts events that came after a slice was computed, and how many of them had arrived before it was over.
 
-With a right clock, no final slice misses an event that arrived before it was over. A slice that does is computed again.
+With a right clock, no final slice misses an event that arrived before it was over. If one does, it is computed again.
 """
 
 from collections import Counter
@@ -39,12 +39,12 @@ def count_late(
     newest: str | None,
     headers_of: Callable[[Collection[str]], Mapping[str, Header]],
 ) -> tuple[PlanInputs, LateCountPosition]:
-    """Count the events that came since the last count, and that a slice was computed without.
+    """Count, for each slice, the events that were landed since the last count, and after the slice was computed.
 
     ``newest``: the newest final slice. ``headers_of``: the headers of some days, for old slices with late events.
 
     Returns:
-        the inputs with these events, and how far events are counted now.
+        the inputs with these numbers, and how far events are counted now.
     """
     topic_id = inputs.topic.topic_id
     now = LateCountPosition(topic_id=topic_id, ends=ends, at_ms=inputs.now_ms)
@@ -77,8 +77,8 @@ def count_late(
 def tell_apart(pipeline: Pipeline, landed: Landed, inputs: PlanInputs, counted: LateCountPosition | None) -> PlanInputs:
     """Look up how many late events arrived in time, for ledger lines without that number.
 
-    An older version of Tideline wrote such lines. Each is looked up once: its slice then counts as one with late
-    events, so that its line is written anew.
+    An older version of Tideline wrote such lines. The slice is put into ``late``, with 0 if it has no new late events.
+    So the plan writes the line again, with the number, and no later plan looks it up.
     """
     not_split = [name for name, entry in inputs.entries.items() if entry.in_time is None][:_TOLD_APART_AT_ONCE]
     told = {name: _told_apart(pipeline, landed, inputs, name, counted) for name in not_split}
@@ -102,10 +102,10 @@ def missed_by(
     newest: Entry | None,
     counted: LateCountPosition | None,
 ) -> Missed:
-    """The counted events that a run's computed slice misses.
+    """How many late events a run's computed slice misses, as far as plans have counted late events.
 
-    If the slice's newest line is of this run, it holds the numbers, with all that later plans have added. Otherwise the
-    events are counted here.
+    If the slice's newest line is of this run, the line has these numbers, with all that later plans have added.
+    Otherwise the events are counted here.
     """
     if newest and is_of(computed, newest):
         return Missed(late=newest.late, in_time=newest.in_time)
@@ -114,7 +114,7 @@ def missed_by(
 
 
 def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counted: LateCountPosition | None) -> Missed:
-    """Take the counted events behind the offsets up to which the slice was computed."""
+    """Count the events that were landed after a slice was computed, as far as plans have counted late events."""
     if counted is None or counted.topic_id != _topic_id(computed):
         return Missed()
     name = computed.slice

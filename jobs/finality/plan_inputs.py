@@ -1,8 +1,8 @@
 """Reads from tables and topic the state that a plan needs: only days that can still change, however old the lake is.
 
-Events that are landed from now on are not older than the source's horizon. So a plan opens headers and ledger lines of
-the days since then. It opens an older day only if a slice there is not final, was requested, was left by a run, or has
-late events.
+Events that are landed from now on are not older than the source's horizon. So a plan opens the headers and ledger lines
+of the days since the horizon. It opens an older day only if a slice of that day is not final, was requested, was left
+by a run, or has late events.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -58,7 +58,8 @@ def read_inputs(
     if ledger is None:
         return PlanSnapshot(inputs=inputs, landed=landed, ends=ends)
     inputs = _with_entries(pipeline, replace(inputs, left=left & inputs.headers.keys()), ledger, set(asked))
-    # A topic without landed records has no late events. Any landed events are those of an earlier topic.
+    # Nothing of this topic is landed, so there are no new late events. If there are events, they are of an earlier
+    # topic of the same name.
     if landed is None or not ends:
         return PlanSnapshot(inputs=inputs, landed=landed, ends=ends)
     inputs, counted = count_late(pipeline, landed, last, inputs, ends, finals.newest(), finals.headers)
@@ -94,8 +95,9 @@ def _inputs(
     if first_ms is not None:
         begin_ms = max(first_ms, whole_from_ms(pipeline, landed))
         days |= set(incomplete_days(pipeline, begin_ms, now_ms, finals.by_day))
-        # Some final slices of that day may have lost events since. So the day's count of final slices does not show
-        # whether all others are final.
+        # The day on which the removed events end is always read, because its number of final slices may mislead.
+        # Example: events before 06:00 were removed, so 1,080 slices of a minute can become final. If 1,080 slices of
+        # the day are final, one of them may lie before 06:00, and one after 06:00 may be missing.
         days |= {day_of(begin_ms)} if begin_ms > first_ms else set()
     more = finals.changed_since(recent_ms) | {name[:8] for name in named}
     return PlanInputs(

@@ -58,7 +58,7 @@ def _sentences(planned: Planned) -> Iterable[str]:
 
 
 def ranges(slices: Iterable[Slice]) -> str:
-    """Slices in a few words. Slices that touch are written as one range."""
+    """Slices in a few words. Adjacent slices are written as one range."""
     groups = adjacent_groups(slices)
     words = [group[0].name if len(group) == 1 else f"{group[0].name} to {group[-1].name}" for group in groups[:_NAMED]]
     more = f" and {len(groups) - _NAMED} more ranges" if len(groups) > _NAMED else ""

@@ -70,10 +70,10 @@ class Planner:
         return Planned(survey=found.survey, plan=self._plan_of("", found))
 
     def await_ingest(self, run: str, request: Request | None = None) -> None:
-        """Take the boundaries that are due now, and wait until ingest has reached those of the next plan.
+        """Take the boundaries of slices that are over, and wait until `ingest` has landed all records before them.
 
-        It waits for no other slice. A slice that is over meanwhile is left to the next run; otherwise there would
-        always be one more to wait for.
+        So the plan that follows finds these slices closed. It waits for `INGEST_PATIENCE_SECONDS` at most, and only for
+        slices that are over when it begins. Otherwise there would always be one more slice to wait for.
         """
         waiting = self.preview(request).survey.waiting
         if not waiting:
@@ -89,7 +89,7 @@ class Planner:
             time.sleep(_POLL_SECONDS)
 
     def take_boundaries(self, run: str) -> Mapping[Slice, Boundary]:
-        """Write the boundary of each slice whose time has come into the ledger, and return these boundaries."""
+        """Take a boundary for each slice that is over and has none. Write these into the ledger, and return them."""
         with writing(self.lake.root, self.lake.pipeline.recompute_job) as lease:
             final, ledger = self.lake.open_final(), self.lake.open_ledger()
             found = self._survey(final, ledger, BOUNDARIES_ONLY)
@@ -142,7 +142,7 @@ class Planner:
         )
 
     def _write(self, lease: Lease, ledger: Ledger, found: _Found, plan: Plan, request: Request | None) -> None:
-        """Write boundaries and states into the ledger, and from which time on this pipeline still needs events."""
+        """Write boundaries and states into the ledger. Store the time from which on the pipeline still needs events."""
         lease.check()
         still_blocked = self._close_incidents(ledger)
         lease.check()
@@ -151,7 +151,7 @@ class Planner:
         self._say_needed(found, {*still_blocked, *found.snapshot.inputs.left}, request)
 
     def _say_needed(self, found: _Found, open_: Collection[str], request: Request | None) -> None:
-        """Store from which time on this pipeline still needs events.
+        """Store the time from which on this pipeline still needs events.
 
         A plan for a request does not see every due slice, so it never moves that time forward.
         """
@@ -211,8 +211,8 @@ def _work(due: Due, count: Count) -> Work:
 def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, now_ms: int) -> Entry:
     """The ledger line of a slice with its new boundary.
 
-    If the slice has a line already, its topic was re-created. It keeps its state, and loses its offsets, because all
-    records of the new topic are new to it.
+    A slice that has a line already gets a new boundary only if its topic was re-created. The line keeps the state. It
+    loses the offsets, because they are those of the earlier topic.
     """
     if entry:
         return replace(entry, boundary=boundary, offsets={}, at_ms=now_ms)
@@ -220,9 +220,11 @@ def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, n
 
 
 def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:
-    """Slices with counted late events that may still reopen them, on days that the next plan does not read.
+    """The slices with late events that this plan leaves to the next one, and that the next one would not find.
 
-    They exist because a plan for a request decides about no other slice, and a run takes a limited number of slices.
+    Late events are counted once, and the next plan reads only recent days by itself. So it gets the names of these
+    older slices. A plan leaves slices if it is for a request, and decides about no other slice (``decides`` is False).
+    It also leaves slices that wait for `ingest`, and slices beyond the number that one run takes.
     """
     inputs, surveyed, last = found.snapshot.inputs, found.survey, found.snapshot.counted_before
     names = {*inputs.late, *(last.undecided if last else ())}
@@ -237,7 +239,7 @@ def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:
 def _write_lines(ledger: Ledger, found: _Found, plan: Plan, *, decides: bool) -> None:
     """Write boundaries, then closed or reopened slices, then slices that are being recomputed.
 
-    ``decides``: whether the plan takes every due slice, as far as there is room.
+    ``decides``: False if the plan is for a request. True if it decides about every slice that may be due.
     """
     inputs, now_ms, counted = found.snapshot.inputs, found.snapshot.inputs.now_ms, found.snapshot.counted
     bounded = {

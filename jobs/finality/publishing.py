@@ -1,4 +1,4 @@
-"""Publishing: one commit per group of touching slices, then the topic, then the ledger. Safe to run again.
+"""Publishing: one commit per group of adjacent slices, then the topic, then the ledger. Safe to run again.
 
 If a run is killed after its commit, the next run does the rest: the headers show which slices are published.
 """
@@ -29,7 +29,8 @@ from jobs.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
-# The ledger is written each time so many slices are sent, so a run that takes over goes on from there.
+# After this many slices are sent, their lines are written into the ledger. If the run is killed later, the next run
+# need not send these slices again.
 _TOLD_AT_ONCE = 200
 
 
@@ -54,9 +55,10 @@ class Published:
 def publish(
     lake: PipelineLake, kafka: KafkaSettings, run: str, approved: Mapping[str, str] | None = None, *, now_ms: int
 ) -> Published:
-    """Publish the slices that passed the audit of a run, or those that a person approves: slice -> who and why.
+    """Publish the slices of a run that passed the audit, or, with ``approved``, only those that a person approves.
 
-    ``now_ms``: by the broker's clock. A slice that is not over by then is left to a later run, whatever the plan says.
+    ``approved``: slice -> who approves it, and why. ``now_ms``: by the broker's clock. A slice that is not over by then
+    is left to a later run, whatever the plan says.
     """
     pipeline, folder = lake.pipeline, RunFolder.of(lake, run)
     plan, verdicts = folder.plan(), folder.verdicts()
@@ -90,7 +92,8 @@ def publish(
         if not verdict["passed"]
     }
     lake.incidents().close_blocked(pipeline.name, settled)
-    # A plan finds an old slice by the folder of a run that has not ended. One such folder per slice is enough.
+    # A slice with unreadable rows is left to a later run. The plan finds an old slice only in the folder of a run that
+    # has not ended. So this run stays open, unless the folders of other runs have all these slices.
     others = slices_left(lake, but=folder) if unreadable else set()
     if approved is None and not stay and unreadable.keys() <= others:
         folder.end()
@@ -105,7 +108,7 @@ def publish(
 def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
     """Return why a slice is not over yet, or None if it is.
 
-    This stops plans that were made with a wrong clock, or by a version that used the clock of this machine.
+    Such a plan was made with a wrong clock, or by an older version of Tideline, which used the clock of this machine.
     """
     why = early(pipeline, slice_named(pipeline, name), now_ms)
     return f"slice {name} is left to a later run, since by the broker's clock {why}" if why else None
@@ -114,7 +117,7 @@ def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
 def _commit(
     lake: PipelineLake, final: FinalTable, lease: Lease, folder: RunFolder, headers: Mapping[str, Header]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Publish in one commit per group of touching slices.
+    """Publish in one commit per group of adjacent slices.
 
     Returns:
         the reasons why slices were not published: those that another run took, and those with unreadable present rows.
@@ -185,9 +188,11 @@ def _header(pipeline: Pipeline, plan: Plan, work: Work, verdict: Mapping[str, An
 
 
 def keep_replaced_windows(lake: PipelineLake, final: FinalTable, now: Header, run: str) -> None:
-    """Store the windows that a slice serves now, and those that the run of its present version had replaced.
+    """Store the windows that a slice serves now, and those that it has served before its present version.
 
-    That run may have been killed before it sent tombstones for them.
+    The run of the present version may have been killed before it sent tombstones. Example: version 1 had a window of
+    `k9`, version 2 lacks it, and the run of version 2 was killed after its commit. Then the run of version 3 sends the
+    tombstone.
     """
     names = window_columns(lake.pipeline)
     try:

@@ -1,4 +1,4 @@
-"""The batch half: computes the windows of a plan's slices as the live job would, and stages them as files."""
+"""The recompute job: computes the windows of a plan's slices as the live job would, and stages them as files."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,8 @@ _ROWS_PER_FILE = 5_000_000
 def run(lake: PipelineLake, settings: Settings, run_id: str, try_name: str | None = None) -> None:
     """Compute and stage the slices of a run's plan.
 
-    ``try_name``: the try of a task, which takes the staged rows. Without a name they are taken here at once.
+    ``try_name``: the try that a task has begun. The task then puts the staged rows into the run. Without a name, this
+    function begins a try, and puts its rows into the run itself.
     """
     pipeline, folder = lake.pipeline, RunFolder.of(lake, run_id)
     plan = folder.plan()

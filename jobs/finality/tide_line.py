@@ -55,7 +55,12 @@ def whole_from_ms(pipeline: Pipeline, landed: Landed | None) -> int:
 
 
 def first_event_ms(pipeline: Pipeline, landed: Landed | None, finals: Finals) -> int | None:
-    """The first event of a slice that has all its events, or the begin of the first final slice if that is earlier."""
+    """Where the slices of a pipeline begin; None if it has no events and no final slices.
+
+    That is the time of the first landed event. If old events were removed, slices that have lost some do not count:
+    then it is the begin of the first slice that has all its events. If a final slice begins before that, it is the
+    begin of the first final slice.
+    """
     event_ms, first = landed.first_ms() if landed else None, finals.first()
     if landed and event_ms is not None:
         event_ms = max(event_ms, first_whole(pipeline, event_ms, landed.from_ms).start_ms)

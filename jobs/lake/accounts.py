@@ -1,7 +1,7 @@
 """`drift/<pipeline>` and `balance/<pipeline>`: the accounts of final slices, and the differences that they found.
 
 An account commits its drift rows first, and its totals after them. A slice has an account only if its totals are there.
-So the next account removes rows in `drift` that an account left when it was killed before its totals.
+If an account is killed between the two commits, the next one removes the drift rows that have no totals.
 """
 
 import json

@@ -55,8 +55,11 @@ def files_about_batches(table: DeltaTable) -> list[BatchFile]:
 def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchFile], BatchFile | None]:
     """Return the files to remove, and the file among them with the first batch, if there is one.
 
-    Old files have only batches that were planned before a moment. The newest old file stays: it shows that no batch is
-    missing between it and the next file. A file with nothing but the first batch stays, too.
+    A file is old if all its batches were planned before a moment. Of the old files all are removed but the newest. That
+    one shows that no batch is missing between it and the first file that is not old. Otherwise rows would seem to be
+    complete only since a later time (`complete_since`). A file with nothing but the first batch stays, too.
+
+    In the example the files of three days are old, and that of the third day stays.
 
     >>> def of_day(day):
     ...     noon = datetime(2026, 1, day, 12, tzinfo=UTC)
@@ -72,7 +75,7 @@ def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchF
 
 
 def write_first_row(file: Folder, stage: Folder) -> Folder:
-    """Stage a file with a single row: that of the first batch in another file."""
+    """Stage a file with a single row: the row of the first batch in ``file``."""
     rows = read(file)
     first = rows.filter(pc.equal(rows.column("batch"), pc.min(rows.column("batch"))))
     staged = stage / f"slice={BATCHES_SLICE}" / "first.parquet"
@@ -81,7 +84,9 @@ def write_first_row(file: Folder, stage: Folder) -> Folder:
 
 
 def complete_since(rows: ds.Dataset) -> datetime | None:
-    """Return since when each batch has a row; None if there is no gap between the batches.
+    """Return the time from which on each batch has a row; None if there is no gap between the batches.
+
+    In the example the rows of the batches 1 to 6 are missing, and batch 7 was planned on the 8th.
 
     >>> def planned(*batches):
     ...     columns = {"batch": list(batches), "as_of": [datetime(2026, 1, batch + 1, tzinfo=UTC) for batch in batches]}

@@ -42,6 +42,8 @@ def schema_of(pipeline: Pipeline) -> pa.Schema:
             pa.field("as_of", TIME),
             pa.field("run", pa.string()),
             pa.field("fingerprint", pa.string()),
+            # A header's row has the name of its slice here, and nulls in the columns of windows. A window's row has a
+            # null here. So `final_slice IS NULL` selects the rows of windows.
             pa.field("final_slice", pa.string()),
             pa.field("header", pa.string()),
             pa.field("slice", pa.string()),
@@ -83,6 +85,9 @@ def checksum(pipeline: Pipeline, rows: pa.Table | ds.Dataset) -> str:
 
 
 def _length_and(name: str) -> str:
-    """Return SQL for a value as text after its length, so that no two rows give the same text; NULL gives `-`."""
+    """Return SQL for a value as text after its length. So different rows give different texts. NULL gives `-`.
+
+    Example: a row of `a` and `bc` gives `1:a2:bc`, and a row of `ab` and `c` gives `2:ab1:c`.
+    """
     text = f'CAST("{name}" AS VARCHAR)'
     return f"coalesce(strlen({text}) || ':' || {text}, '-')"

@@ -21,7 +21,7 @@ _HOUR_FORMAT = "%Y-%m-%dT%H"
 
 @dataclass(frozen=True, kw_only=True)
 class KeptEvents:
-    """How long events are kept, and since which event time a pipeline still needs them, at any age."""
+    """How long events are kept. Events that happened at or after ``needed_from_ms()`` are kept longer, if need be."""
 
     kept: timedelta
     needed_from_ms: Callable[[], int]

@@ -96,7 +96,10 @@ class Landed:
         return [file for file in files if file not in now and not (self.path / file).is_file()]
 
     def count(self, pipeline: Pipeline, slices: Sequence[Slice]) -> dict[str, Count]:
-        """Count the accepted events of each slice; empty slices are left out. Windows do not count duplicates."""
+        """Count the accepted events of each slice, and how often events fall into its windows.
+
+        In windows a duplicate does not count. Slices without events are left out.
+        """
         if not slices:
             return {}
         window, length = pipeline.window, pipeline.slice_seconds * 1000
@@ -133,7 +136,7 @@ class Landed:
         return max(known) if len(known) == len(newest) and known else round(time.time() * 1000)
 
     def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
-        """Return accepted events from these offsets on that arrived after ``since_ms``.
+        """Return the accepted events at or after the offsets ``ends`` that arrived after ``since_ms``.
 
         Only events that happened before ``before_ms`` are returned. The columns are partition, offset, time and
         arrival.
@@ -142,7 +145,7 @@ class Landed:
             [f'(partition = {p} AND "offset" >= {end})' for p, end in ends.items()]
             + [f"partition NOT IN ({', '.join(map(str, ends))})" if ends else "true"]
         )
-        # A partition that was added since then begins at 0.
+        # Of a partition that is missing in ``ends`` all events are returned.
         files = self._holding_offsets_from(min((ends.get(partition, 0) for partition in self._partitions), default=0))
         with self._accepted(
             [file for file in self.files([(0, before_ms)]) if file in files], (0, before_ms)

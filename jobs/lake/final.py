@@ -187,7 +187,7 @@ class FinalTable(FencedTable):
 
     def publish(self, publications: Sequence[Publication]) -> None:
         """Replace the rows and headers of these slices in one commit; refuse unless each is at the version before."""
-        # A slice without an earlier version, or with files of its own, has no rows in folded files.
+        # Only a slice with an earlier version, and without files in its own folder, can have rows in folded files.
         replaced = [p.header.slice for p in publications if p.header.version > 1]
         folded = [slice_named(self._pipeline, name) for name in replaced if not self._in_folder(name)]
         actions = self._taken_out(folded)
@@ -235,7 +235,7 @@ class FinalTable(FencedTable):
         return [self.removal(file.path, file.size), *placed]
 
     def _place_whole(self, publication: Publication) -> list[Action]:
-        """Place the staged files if they have as many rows as the audit saw; else refuse, as after a killed run."""
+        """Place the staged files. Refuse them if they have more or fewer rows than the audit saw."""
         header = publication.header
         rows = sum(footer(file).num_rows for file in publication.files)
         if rows != header.rows:
@@ -315,9 +315,10 @@ class FinalTable(FencedTable):
         return file
 
     def published_at(self, slice_: str, version: int) -> int | None:
-        """Return the newest version of the table with this version of a slice; None if the log has no trace of it.
+        """Return the newest version of the table in which a slice has this version; None if the log shows none.
 
-        The files of the newest version are kept longest: those of the publish may have been folded long ago.
+        Example: the versions 1 and 2 of the slice were published by the versions 5 and 9 of the table. For version 1
+        this returns 8. The slice's rows are the same in 5, but the files of 5 may have been folded and deleted since.
         """
         newest: int | None = None
         for number, words in self.words():
@@ -326,7 +327,7 @@ class FinalTable(FencedTable):
                 return self.version if newest is None else newest
             if brought > version:
                 newest = number - 1
-        # The log no longer has the commit that brought it, but the slice was there until it was replaced.
+        # The log no longer has the commit that brought this version, but the slice had it until the next one came.
         return newest
 
 

@@ -24,7 +24,7 @@ from jobs.storage.json_line import JsonLine
 from jobs.storage.parquet import write
 
 _MERGE_EVERY_COMMITS = 50
-# Old lines are removed from so many days at a time, because a plan waits meanwhile.
+# Old lines are removed from this many days at a time, because a plan waits until it is done.
 _DAYS_A_TURN = 3
 _PROPERTIES = {
     "delta.checkpointInterval": "50",
@@ -71,10 +71,11 @@ class LateCountPosition(JsonLine):
 
     topic_id: str
     ends: Mapping[int, int]
-    # Records that arrived up to then are of an earlier topic of this name: the offsets do not apply to them.
+    # Set when the topic was re-created. Records that arrived up to this time may be of the earlier topic. They were
+    # counted once by their arrival, because the offsets above do not apply to them.
     since_ms: int = 0
     at_ms: int = 0
-    # Old slices with counted late events, before a plan has decided about them.
+    # Slices of old days with late events that are counted, and about which no plan has decided yet.
     undecided: tuple[str, ...] = ()
 
 

@@ -83,7 +83,7 @@ class Live:
         return [str(self.path / file) for file in self._files() if value_of(file) in slices]
 
     def complete_since(self) -> datetime | None:
-        """Return since when each batch has a row, because old rows are removed; None if all rows are there."""
+        """Return the time from which on each batch has a row; None if no row was removed yet."""
         batches = self._batches()
         return None if batches is None else complete_since(batches)
 
@@ -113,7 +113,7 @@ class Live:
 class PruneRequest:
     """The account's request to the live job: remove the rows of ``slices``, which are final and explained."""
 
-    # All slices of this and of earlier requests are earlier than this one. No slice precedes the empty name.
+    # The name of a slice: only slices before it were ever named in a request. Empty before the first request.
     before: str = ""
     slices: tuple[str, ...] = ()
 

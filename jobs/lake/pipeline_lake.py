@@ -1,4 +1,4 @@
-"""The part of the lake that belongs to one pipeline: the one place that knows which tables and documents it has."""
+"""The part of the lake that belongs to one pipeline: all its tables and documents are listed here."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from jobs.storage.folders import Folder
 class PipelineLake:
     """The tables of a pipeline, and the documents of its jobs, below the root of the lake.
 
-    ``final()`` opens a table to read, and returns None if nobody has created it. ``open_final()`` opens it to write,
-    and creates it. The caller must hold the lease of the job that writes the table.
+    ``final()`` opens a table to read, and returns None if the table does not exist yet. ``open_final()`` opens it to
+    write, and creates it if it is missing. Its caller must hold the lease of the job that writes the table.
     """
 
     root: Folder
@@ -34,7 +34,7 @@ class PipelineLake:
         return Landed.at(self.root, self.pipeline.source, version)
 
     def live(self) -> Live:
-        """The live table. Other than the tables below, it is there but empty before its stream has ever run."""
+        """The live table. It is never None: before its stream has run for the first time, it is empty."""
         return Live.at(self.root, self.pipeline)
 
     def final(self, version: int | None = None) -> FinalTable | None:

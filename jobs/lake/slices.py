@@ -49,7 +49,7 @@ class Boundary(JsonLine):
 
 @dataclass(frozen=True, kw_only=True)
 class Header(JsonLine):
-    """The header of a final slice. ``offsets``: how far the topic was landed in the version that was counted."""
+    """The header of a final slice. ``offsets``: how far the topic was landed when the slice was planned."""
 
     slice: str
     slice_seconds: int
@@ -84,7 +84,7 @@ class Entry:
     events: int | None = None
     # Events that came after the slice was computed, so they are not in it.
     late: int = 0
-    # Late events that arrived before the slice was over. None: an older version of Tideline did not count them apart.
+    # How many of the late events arrived in time. None: an older version of Tideline has not counted them separately.
     in_time: int | None = 0
     checks: str | None = None
     checksum: str | None = None
@@ -98,9 +98,12 @@ def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
 
 
 def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
-    """Whether a run works on the next version, or another run has already made this version final.
+    """Whether the newest line of a slice (``entry``) is further than a run that has computed the slice (``computed``).
 
-    Then this run must not write a line: as the newest line it would hide the state that the other run left.
+    It is further if it is about a later version, or if another run has made the same version final. Then the first run
+    must not write a line. Its line would be the newest one, and would hide the state of the slice.
+
+    In the example the run has computed version 2. Another run that audits version 2 is not further.
 
     >>> own = Entry(slice="20260131T120000Z", state=State.AUDITING, at_ms=0, run="own", version=2)
     >>> is_passed(own, replace(own, run="another")), is_passed(own, replace(own, run="another", version=3))
@@ -115,10 +118,11 @@ def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
 
 
 def reconciled(header: Header, entry: Entry | None) -> Entry:
-    """Return the line for a published slice, from its header: a run may be killed between publish and ledger.
+    """Return the ledger line of a published slice, made from its header. ``entry`` is the slice's newest line.
 
-    The boundary belongs to the slice, so any run's newest line gives it. The counts of late events, the checks and the
-    page of the audit belong to a run. So only a line of the same run gives them.
+    The run that published the slice may have been killed before it wrote this line. The boundary belongs to the slice,
+    so it is taken from a line of any run. The counts of late events, the checks and the page of the audit belong to a
+    run. So they are taken only from a line of the same run.
     """
     own = entry if is_of(header, entry) else None
     return Entry(

@@ -58,8 +58,10 @@ class Ranges:
 class Note(JsonLine):
     """The metadata of a commit, kept in its log entry (`userMetadata`).
 
-    The note of a reset has no batch. Its ranges are the offsets that will never be landed, and their ends are where
-    the next checkpoint begins. Its write identity is that of the checkpoint that the reset put aside.
+    The note of a reset has no batch. Each of its ranges ends at the offset where the next checkpoint begins, and covers
+    the offsets that `ingest` will never land. Example: partition 0 is landed up to 100, and a reset lets `ingest` begin
+    at 120. Then its range is [100, 120). If a live job begins at 120, the range is empty: [120, 120). The write
+    identity is that of the checkpoint that the reset put aside.
     """
 
     job: str
@@ -108,7 +110,7 @@ def last_note(path: Folder, *, mends: bool = False) -> Note | None:
 
 
 def note_at(path: Folder, version: int) -> Note | None:
-    """Return the newest note up to a version of a table, although the log may be at a later version by now."""
+    """Return the newest note up to a version of a table. Later versions, which the log may have by now, are ignored."""
     notes = (words.get("userMetadata") for _, words in said(path, version))
     return next((Note.from_json(note) for note in notes if note), None)
 
@@ -140,9 +142,9 @@ class Manifest:
 class TableWriter(FencedTable):
     """The only writer of a stream's table, for as long as it holds the job's lease.
 
-    Its next commit succeeds only on one version, and ``note`` is the newest note of that version. Its stages have the
-    lease's ``epoch`` in their path. A writer removes only stages of earlier epochs, so a writer that was suspended
-    does not remove those of its successor.
+    Its next commit fails if another writer has committed since this writer read the table. ``note`` is the newest note
+    that it has read or written. The paths of its stages contain the lease's ``epoch``. A writer removes only stages of
+    earlier epochs, so a writer that was suspended does not remove those of its successor.
     """
 
     def __init__(self, path: Folder, table: DeltaTable, epoch: int) -> None:
@@ -229,7 +231,7 @@ class TableWriter(FencedTable):
         *transactions: Transaction,
         mode: Literal["append", "overwrite"] = "append",
     ) -> None:
-        # Each note repeats it, so that readers of any version see which events were removed.
+        # Each note repeats the time before which events were removed. So the newest note of any version has it.
         note = replace(note, events_from_ms=self.note.events_from_ms if self.note else 0)
         self.transact(actions, note.to_json(), *transactions, mode=mode)
         self.note = note
@@ -289,7 +291,7 @@ class TableWriter(FencedTable):
         # Files with rows older than a day are not merged: a file that kept growing could never be removed as a whole.
         settled = {file.path for file in files_about_batches(self._table) if file.oldest < yesterday}
         self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0), without=settled)
-        # Files are deleted several times within the time that they are kept.
+        # Deletions run six times within the time that replaced files are kept. So files stay only a little longer.
         self.delete_now_and_then(min(DELETE_EVERY_SECONDS, (replaced_kept_minutes() or 360) * 60 / 6))
 
 
@@ -304,7 +306,7 @@ def _now() -> datetime:
 
 
 def _types(schema: Schema) -> dict[str, Any]:
-    """The columns' types in Delta's names, without whether they may be null."""
+    """The columns' types in Delta's names. Whether a column may be null is left out: that is no difference here."""
     return {field["name"]: _bare(field["type"]) for field in json.loads(schema.to_json())["fields"]}
 
 

@@ -130,7 +130,10 @@ def _relation(name: str, table: str, description: str) -> Relation:
 
 
 def _current_windows(pipeline: Pipeline, quote: str) -> str:
-    """The final rows of every final slice; for all other slices, the newest live row of each window and key."""
+    """The final rows of every final slice; for all other slices, the newest live row of each window and key.
+
+    In the final table only headers have a ``final_slice``, the name of their slice. Rows of windows have a null there.
+    """
     window, final = ("window_start", "window_end"), table_name(pipeline.final_table)
     columns = _list([*window, *pipeline.value_columns], quote)
     return f"""SELECT {columns}, 'final' AS finality, version, as_of

@@ -126,7 +126,8 @@ def _of_facts(facts: pd.DataFrame, validation: Validation, names: Sequence[str])
             if fact["slice"] in names:
                 yield fact["slice"], _failure(rule, observed)
                 continue
-            # Rows of a slice outside the run are missing in some slice of the run. It is unknown which one.
+            # The run has not planned this slice, so its rows are missing in a slice of the run. It is unknown in which
+            # one, so all fail.
             yield from ((name, _failure(rule, f"{fact['slice']}: {observed}")) for name in names)
 
 

@@ -121,7 +121,8 @@ def of_served(allowed_seconds: float) -> tuple[Rule, ...]:
 def facts_of_slices(slices: pd.DataFrame, staged: Mapping[str, int]) -> pd.DataFrame:
     """The numbers of each slice beside the number of rows that were staged for it.
 
-    A staged slice outside the run should have no rows. Over no rows, the sum of counted events is null, which means 0.
+    Rows may be staged for a slice that the run has not planned. Such a slice gets numbers, too: it must have no rows. A
+    slice without rows may have a null as the sum of counted events, which means 0.
     """
     facts = [_facts(row, staged.get(row["slice"], 0)) for row in slices.to_dict("records")]
     # Sorted, because Spark finds them in any order.

@@ -1,4 +1,7 @@
-"""SQL over the lake without Spark. DuckDB reads the Delta tables, and answers within milliseconds once started."""
+"""SQL over the lake without Spark. DuckDB reads the Delta tables, and answers within milliseconds once started.
+
+The relations that a query can name, with their SQL, are defined in `jobs.pipelines.relations`.
+"""
 
 import re
 import threading
@@ -149,9 +152,10 @@ class Lake:
         return True
 
     def _rows(self, name: str) -> ds.Dataset | pa.Table | None:
-        """The rows of a table. A table without rows is empty, also before it exists, if its columns are known.
+        """The rows of a table; no rows if the table does not exist yet, but a definition gives its columns.
 
-        None for a missing table with unknown columns, and for a missing live table without a final table.
+        None if a table is missing and no definition gives its columns, such as `events/numbers`. None, too, for a live
+        table if the final table is missing as well. Then the query says which job has never run.
         """
         if self._tables[name] == INCIDENTS:
             return incidents_table(Incidents.of(self._root).all())

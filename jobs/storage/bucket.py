@@ -1,4 +1,6 @@
-"""A file or folder in a bucket of an S3 object store, with the methods of `pathlib` that the lake needs.
+"""A file or folder in a bucket of an S3 object store, with those methods of `pathlib.Path` that the lake needs.
+
+A lake on a disk uses `Path` itself. So each method here that `Path` has, too, does the same as there (`folders`).
 
 The clients read the address of the store and the keys from the environment: `AWS_ENDPOINT_URL`, `AWS_REGION`,
 credentials.

@@ -1,6 +1,7 @@
 """A folder of the lake, on a disk or in a bucket of an object store: the operations that differ between the two.
 
-For everything else callers use the methods of `pathlib`, which both kinds have.
+For everything else callers use methods such as `glob`. `Path` brings them with it, and `Bucket` defines them under the
+same names.
 """
 
 import errno

@@ -26,6 +26,7 @@ from jobs.streaming.microbatch import MicroBatches
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
+# How long a driver that stops waits until Spark has committed the last micro-batch.
 QUIET_SECONDS = 15.0
 _CAUSE_LENGTH = 600
 
@@ -44,7 +45,10 @@ class Ending:
 
 
 def supervised(settings: Settings, job: str, work: Callable[[Lease, threading.Event], Ending]) -> None:
-    """Do the work under the job's lease until the event is set. A receipt says how it ended, also after a failure."""
+    """Hold the job's lease while ``work`` runs, and write a receipt about its end, also after a failure.
+
+    ``work`` gets the lease, and an event that is set when it must stop: after SIGTERM or SIGINT.
+    """
     lease = Lease.acquire(Control.of(settings.lake_root, job), stall_seconds=settings.stall_seconds)
     log.info("%s holds epoch %d", job, lease.epoch)
     try:
@@ -60,7 +64,10 @@ def supervised(settings: Settings, job: str, work: Callable[[Lease, threading.Ev
 
 
 def _leave(lease: Lease, receipt: Receipt) -> None:
-    """Write the receipt of a failure. A full disk takes none: then the log has the cause, and the end is noticed."""
+    """Write the receipt of a failure. On a full disk this fails: then only the log has the cause.
+
+    Airflow notices the end all the same, because the driver writes no more heartbeats.
+    """
     try:
         lease.release(receipt)
     except OSError as error:
@@ -74,7 +81,8 @@ def stop_on_signal() -> Iterator[threading.Event]:
 
     def request(number: int, _frame: FrameType | None) -> None:
         log.info("%s: stopping after the current micro-batch", signal.Signals(number).name)
-        # Not in this thread, which may hold the event's lock because it is about to wait for the event.
+        # Another thread must set the event. This thread may have been about to wait for the event when the signal came.
+        # Then it holds the event's lock, and would wait for itself.
         threading.Thread(target=stop.set).start()
 
     before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -90,7 +98,10 @@ class QueryFailedError(Refusal):
 
 
 def run(queries: Queries, lease: Lease, stop: threading.Event, ends: Ends) -> Ending:
-    """Wait for all queries. If one fails or the lease is lost, stop all of them and raise the reason."""
+    """Wait until all queries have ended, or until the driver is asked to stop; then stop all of them.
+
+    If a query fails or the lease is lost, all queries are stopped, too, and the reason is raised.
+    """
     watch = _Watch(queries, lease, ends)
     why = "caught up"
     try:
@@ -128,7 +139,8 @@ class _Watch:
         self._lease = lease
         self._ends = ends
         self._drain_to: Offsets | None = None
-        # By this machine's monotonic clock: the time of day may be corrected, or come from another machine.
+        # The request to drain, and when it was first seen here. By this machine's monotonic clock, because the time of
+        # day may be corrected, and the request has that of another machine.
         self._asked: tuple[Stop, float] | None = None
         self._shown_at = 0.0
         now = time.time()
@@ -159,7 +171,7 @@ class _Watch:
         self._lease.show(queries=tuple(self._progress))
 
     def _is_drained(self) -> bool:
-        """Whether all records are read that were in the topics at the first call."""
+        """Whether the queries have read all records that were in the topics when the request to drain was seen."""
         if self._drain_to is None:
             try:
                 self._drain_to = self._ends()
@@ -243,9 +255,10 @@ def _failed(query: StreamingQuery, batches: MicroBatches) -> bool:
 
 
 def _stop_between_batches(query: StreamingQuery, batches: MicroBatches) -> None:
-    """Stop a query after Spark has committed its last batch: inside `foreachBatch` it ends in a StackOverflowError.
+    """Stop a query, but only after Spark has committed its last batch.
 
-    No lock is held while Spark stops: it waits for its thread, and that thread may just call us to begin a batch.
+    If it is stopped inside `foreachBatch`, it ends with a StackOverflowError. The lock of `MicroBatches` is not held
+    while Spark stops the query. Spark waits for the query's thread, and this thread may need the lock to begin a batch.
     """
     batches.close()
     deadline = time.monotonic() + QUIET_SECONDS

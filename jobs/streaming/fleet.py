@@ -24,7 +24,7 @@ from jobs.storage.folders import Folder
 from jobs.times import utc
 
 DRAIN_SECONDS = 3600.0
-# How much longer than the driver's own limit its end is waited for. At that limit the driver kills itself.
+# A driver that was asked to end kills itself at its own limit. A stop waits this much longer for its end.
 _MARGIN_SECONDS = 30.0
 _START_SECONDS = 240.0
 _POLL_SECONDS = 0.5
@@ -65,7 +65,7 @@ class StreamState:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The streaming jobs of a lake, and the Airflow that runs them. Without it only running drivers can be asked."""
+    """The streaming jobs of a lake, and the Airflow that runs them. Without Airflow, drivers can only be stopped."""
 
     lake_root: Folder
     api: AirflowApi | None
@@ -169,7 +169,7 @@ class Fleet:
         self.report(f"{job}: epoch {newest} is {health}")
 
     def _forgive(self, job: str, by: str) -> int:
-        """Let the job start at once despite its failures; returns the newest epoch, since a start must be newer."""
+        """Let the job start at once despite its failures. Return the newest epoch; the next start has a later one."""
         control = self._control(job)
         if isinstance(control.next_step(), Wait):
             # This is refused if the job was started meanwhile: then it does not wait any more.

@@ -107,13 +107,13 @@ def _run_queries(
 
 
 def _kept(lake_root: Folder, source: Source) -> KeptEvents:
-    """The rule by which events are kept: for the days of their source, and longer while a pipeline needs them."""
+    """How long events are kept: for ``events_kept_days`` of their source, and longer while a pipeline needs them."""
     kept, told_at = timedelta(days=source.events_kept_days), dict[str, float]()
 
     def needed_from_ms() -> int:
         needed, now = needed_from(lake_root, source), time.time()
         for job, from_ms in needed.items():
-            # 0 means that the job has not written its need yet.
+            # A job that has run, but has not written yet which events it needs, has the time 0.
             is_old = 0 < from_ms < round((now - kept.total_seconds()) * 1000) - _DAY_MS
             if is_old and now - told_at.get(job, 0.0) > _DAY_MS / 1000:
                 told_at[job] = now
@@ -127,7 +127,10 @@ def _kept(lake_root: Folder, source: Source) -> KeptEvents:
 
 
 def landed(records: DataFrame, source: Source) -> DataFrame:
-    """A source's records as its table has them: by the hour of the event, or of the arrival if it has no event time."""
+    """A source's records with the columns of their table, which is partitioned by ``hour``.
+
+    That is the hour of the event time, or of the arrival for a record without an event time.
+    """
     hour = F.date_format(F.coalesce("event_time", "arrival_time"), HOUR_FORMAT)
     return parse(records, source).withColumn("hour", hour)
 

@@ -65,7 +65,7 @@ def _check(settings: Settings, pipeline: Pipeline, client: KafkaAdminClient, lea
 
 
 def events_that_count(records: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """The accepted records that a live job counts. The watermark leaves out those that are too late."""
+    """The accepted records that are not too far ahead of their arrival. The watermark will drop those that are late."""
     events = accepted(records, pipeline.source).where(~is_ahead(pipeline))
     return events.withWatermark("event_time", f"{pipeline.watermark_delay_seconds} seconds")
 
@@ -80,7 +80,8 @@ def _run_query(
     stop: threading.Event,
     until_caught_up: bool,
 ) -> driver.Ending:
-    # An update-mode query emits nothing in a batch without data: such a batch would only delay the next one.
+    # By default Spark runs a batch without data when the watermark has moved. In update mode such a batch gives no
+    # rows, and would only delay the next batch with data.
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     source, max_offsets = pipeline.source.name, settings.max_offsets
     records = streams.read(spark, settings.kafka, source, max_offsets=max_offsets, begins=start.begins)
@@ -128,7 +129,11 @@ def _run_query(
 
 
 def _batches_kept(pipeline: Pipeline) -> timedelta:
-    """As long as an accepted event can still reopen a slice, and a day longer for an account that is delayed."""
+    """How long rows about micro-batches are kept, since an account needs them.
+
+    An accepted event can reopen its slice until the horizon has passed. A day is added, because an account may be
+    delayed.
+    """
     return timedelta(hours=pipeline.source.horizon_hours + 24, seconds=pipeline.slice_seconds)
 
 

@@ -57,7 +57,7 @@ class MicroBatches:
     client: KafkaAdminClient
     cluster_id: str
     topic_id: str
-    # How far the stream was when the driver started.
+    # The offsets that the stream had reached when the driver started.
     reached_before: dict[int, int]
     # Writes a micro-batch into a folder, and returns the number of its rows.
     stage: Callable[[DataFrame, Folder, Batch], int]
@@ -70,16 +70,22 @@ class MicroBatches:
     events: KeptEvents | None = None
     room: Room | None = None
     waits_for_room: bool = False
+    # The error that has ended the query.
     failure: Exception | None = None
+    # Held while a micro-batch is written.
     running: Lock = field(default_factory=Lock)
+    # The newest micro-batch that this driver has written; -1: none.
     finished: int = -1
+    # The offsets that the stream has reached so far.
     reached: dict[int, int] = field(init=False)
     _keeper: Keeper = field(init=False)
+    # The driver stops: no further micro-batch may begin.
     closed: bool = False
+    # Spark began a micro-batch after that, and got a `ClosedError`. This is no failure of the query.
     turned_away: bool = False
 
     def __post_init__(self) -> None:
-        """Set how far the stream is now. Its checkpoint knows that once a batch is committed."""
+        """Set the offsets that the stream has reached: those of the last committed batch in its checkpoint, if any."""
         self._keeper = Keeper(self.checkpoint.path)
         last = self.checkpoint.last_committed()
         self.reached = self.reached_before if last is None else self.checkpoint.planned(last).ends[self.topic]
@@ -124,7 +130,8 @@ class MicroBatches:
         try:
             self.table.delete_what_no_reader_needs()
         except OSError as error:
-            # The files may be deleted all the same: on a full disk the note about it cannot be written.
+            # Files may have been deleted nevertheless: on a full disk only the record of the deletion cannot be
+            # written.
             log.warning("old files of %s could not all be deleted: %s", self.table.path, error)
 
     def _write(self, frame: DataFrame, number: int) -> None:
@@ -174,7 +181,7 @@ class MicroBatches:
         return Batch(number=number, plan=plan, note=note, late_watermark_ms=late)
 
     def _check_topic(self) -> None:
-        """Refuse a topic with another id than before the read: its records could be of a re-created topic."""
+        """Refuse a topic that was re-created during the read. The records may be of the new topic."""
         deadline = time.monotonic() + KAFKA_PATIENCE_SECONDS
         while True:
             try:

@@ -26,7 +26,7 @@ from jobs.failpoints import FailPoint, reach
 from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.stream_tables import Note, TableWriter, last_note
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
-from jobs.pipelines.layout import ASIDE, BATCHES_SLICE, checkpoint_of
+from jobs.pipelines.layout import ASIDE, BATCHES_SLICE, CHECKPOINTS, checkpoint_of
 from jobs.pipelines.source import Source
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -63,7 +63,11 @@ def apply(settings: Settings, client: KafkaAdminClient, request: Request) -> Res
 
 
 def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease: Lease) -> ResetPlan:
-    """Open the writers first: if a suspended former holder of the lease commits after that, the reset fails."""
+    """Plan the reset once more, and carry it out.
+
+    The writers are opened first. An earlier holder of the lease may have been suspended. If it commits after this
+    moment, the commit of the reset fails.
+    """
     lake_root = settings.lake_root
     lease.check()
     writers = {
@@ -92,8 +96,8 @@ def _report_loss(lake_root: Folder, source: Source, loss: str) -> None:
 def _put_aside(lake_root: Folder, checkpoint: str) -> None:
     folder = lake_root / checkpoint
     if folder.exists():
-        aside = lake_root / ASIDE / f"{checkpoint.removeprefix('checkpoints/').replace('/', '-')}-{_stamp()}"
-        move_folder(folder, aside)
+        name = checkpoint.removeprefix(f"{CHECKPOINTS}/").replace("/", "-")
+        move_folder(folder, lake_root / ASIDE / f"{name}-{_stamp()}")
 
 
 def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
@@ -105,7 +109,7 @@ def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
 def _plan(
     settings: Settings, client: KafkaAdminClient, request: Request, notes: Mapping[str, Note | None]
 ) -> ResetPlan:
-    """Plan from the notes of the tables. A writer's own note is the one that its next commit follows."""
+    """Plan from the newest notes of the tables. For a reset, they are those on which its commits will build."""
     queries = list(_queries(request))
     topics = require(client, [query.source.name for query in queries])
     resets = (
@@ -169,7 +173,7 @@ def _starts(
 ) -> dict[int, int]:
     """The target of every partition, within the offsets that the topic holds: Spark cannot begin elsewhere."""
     partitions = [TopicPartition(source.name, number) for number in topic.latest]
-    # Spark could not begin after the begin of an open transaction either.
+    # Spark cannot read beyond the begin of an open transaction, so a stream cannot begin after it.
     ends = _offsets(client, dict.fromkeys(partitions, OffsetSpec.LATEST))
     wanted: Offsets = {}
     if request.to is To.LATEST:

@@ -56,7 +56,7 @@ class Request:
             raise Refusal(
                 "give --timestamp with --to timestamp, and only with it, e.g. --timestamp 2026-01-31T12:00:00Z"
             )
-        # To Kafka a negative number is no time.
+        # Kafka takes a negative number for a name of an offset, such as -1 for the latest.
         if self.timestamp_ms is not None and self.timestamp_ms < 0:
             raise Refusal(f"--timestamp {iso(self.timestamp_ms)} is before 1970: choose --to earliest")
 

@@ -1,7 +1,8 @@
 """Decide whether a stream may begin: its checkpoint, its table and its topic must agree.
 
-Spark compares offsets only. It would miss a topic that was re-created and grew past our offset, and a table or a
-checkpoint that was restored from another moment. `check_start` is pure: it reads its arguments only.
+Spark itself compares offsets only. It does not notice that a topic was re-created, if the new one has grown past the
+offset of the stream. Nor does it notice that a table or a checkpoint was restored from an older backup. `check_start`
+is pure: it reads its arguments only.
 """
 
 from collections.abc import Mapping
@@ -246,7 +247,8 @@ def _out_of_reach(
         if name not in topics:
             return f"topic {name!r} does not exist, but the checkpoint has its offsets: {_create_again(reset)}"
         reason = _partition_out_of_reach(topics[name], starts, reached[name])
-        # No note has the topic's id, and the stream has landed nothing: only the begins show a re-created topic.
+        # The table has no note, so the id of the topic that the checkpoint has read is unknown. Only the first offset
+        # of the topic can show that it was re-created.
         if reason is None and note is None and progress and progress.committed is None:
             reason = _begins_before(topics[name], starts)
         if reason:
@@ -279,7 +281,9 @@ def _partition_out_of_reach(topic: TopicState, resume: Mapping[int, int], reache
 
 
 def _begins_before(topic: TopicState, resume: Mapping[int, int]) -> str | None:
-    """Why the topic cannot be the one in which a stream began, or None if it can. A topic's begin only moves on.
+    """Why the topic cannot be the one in which a stream began, or None if it can.
+
+    The first offset of a topic only grows, as old records are deleted. A smaller one belongs to a new topic.
 
     >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=1, earliest={0: 0}, latest={0: 90})
     >>> _begins_before(topic, resume={0: 50})

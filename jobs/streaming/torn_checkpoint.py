@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Keeper:
-    """Makes new files of a checkpoint durable. New names are enough: Spark writes a file whole, then names it."""
+    """Makes new files of a checkpoint durable. It looks for new names, which Spark gives to complete files only."""
 
     path: Folder
     _known: dict[str, frozenset[str]] = field(default_factory=dict)

@@ -27,8 +27,8 @@ def aggregate(events: DataFrame, pipeline: Pipeline, *more: Column) -> DataFrame
 def inputs_of_windows(events: DataFrame, pipeline: Pipeline) -> DataFrame:
     """A row for each window into which a row of the transform falls: window_start and slice.
 
-    It shares only the transform with `aggregate`. So a comparison of both shows whether a row was lost on the way into
-    windows.
+    It shares only the transform with `aggregate`. So a comparison of the two counts shows whether `aggregate` has lost
+    a row.
     """
     windows = transform(events, pipeline).select(window_of(pipeline.window).alias("window"))
     start = F.col("window.start")

@@ -1,8 +1,15 @@
 """Events, live rows and final rows -> the drift balance: why live and final differ, and which part is unexplained.
 
-The stream's rule: an event of a micro-batch counts in a window if the window's end lies after the watermark that was in
-force for late events in that batch. So the offsets alone show which events the stream has counted in each window. The
-final rows must hold these events, without those that only live has, and with those that live misses for a cause.
+The stream counts an event in a window if two things are true. The event is not too far ahead of its arrival. And the
+window ends after the watermark by which the event's micro-batch drops late events. The live table has the offsets and
+this watermark of each micro-batch. So the events that live has counted are known without a look at its numbers. Two
+equations must hold for each window and key:
+
+    live  = the measures over the events that live has counted
+    final = the measures over these events, without those that only live may have (duplicate, after_final),
+            and with those that live misses for a cause (before_checkpoint, not_reached, ahead, late)
+
+What breaks an equation is unexplained. docs/drift.md describes the causes and the tables.
 """
 
 from enum import StrEnum
@@ -39,9 +46,10 @@ _IN_LIVE_ONLY = (Cause.DUPLICATE.value, Cause.AFTER_FINAL.value)
 
 
 def tagged(events: DataFrame, pipeline: Pipeline, batches: DataFrame, width: int, finals: DataFrame) -> DataFrame:
-    """Transform the events, once for each window of a final slice, and add whether live counted them, and the cause.
+    """Transform the events, and find for each event and window of a final slice whether live has it, and the cause.
 
-    Events that live has not counted and that have no cause are left out.
+    An event that live has not counted, and that has no cause, is left out. Final must not have it either: if final has
+    it, final is unexplained.
 
     Args:
         events: accepted events that can touch windows of the slices, at least up to the newest batch's ends.
@@ -52,7 +60,8 @@ def tagged(events: DataFrame, pipeline: Pipeline, batches: DataFrame, width: int
             The last three are maps from partition to offset.
 
     Returns:
-        The transform's columns, _window, _partition, _offset, _counted and _cause.
+        The transform's columns, _window, _partition, _offset, _counted (whether live has the event) and _cause (null if
+        both sides have it).
     """
     placed = _with_batch(events, batches, width).withColumn("_window", window_of(pipeline.window))
     in_slice = slice_of(F.col("_window.start"), pipeline.slice_seconds)
@@ -67,6 +76,8 @@ def _with_batch(events: DataFrame, batches: DataFrame, width: int) -> DataFrame:
     """Each event with the watermark of the batch that took it, or null if no batch took it.
 
     Ranges are cut at multiples of the width. So Spark joins by hash, and does not compare each event with each batch.
+    Example: with a width of 100, the range [250, 420) becomes the steps 2, 3 and 4. The event at offset 310 is compared
+    only with the ranges that have step 3.
     """
     cut = batches.where("end > start").select(
         F.col("partition").alias("_of"),
@@ -101,9 +112,10 @@ def _is_first(pipeline: Pipeline) -> Column:
 
 
 def _cause(pipeline: Pipeline) -> Column:
-    """The cause; null if both sides agree.
+    """The cause why only one side has an event; null if both have it, or neither.
 
-    Also null for an event that lies in no batch, although the stream reports that it has read there: it is unexplained.
+    Null, too, if the stream has read past the event's offset, but no batch has this offset. That is an error of the
+    stream, and no cause explains it.
     """
     offset, taken = F.col("offset"), F.col("_watermark").isNotNull()
     missing = (
@@ -130,8 +142,9 @@ def balance(transformed: DataFrame, live: DataFrame, final: DataFrame, pipeline:
         pipeline: the pipeline of the rows.
 
     Returns:
-        window_start, window_end, keys, slice, live, counted, final, complete and a live value at each age (structs of
-        measures; null where there is no row), unexplained, causes, differs, is_unexplained.
+        window_start, window_end, keys, slice, unexplained, causes, differs, is_unexplained; and structs of measures,
+        null where there is no row: live and final as they are stored, counted (what live must be), complete (what final
+        must be), and what live was at each age.
     """
     in_final = F.col("_cause").isNull() | ~F.col("_cause").isin(*_IN_LIVE_ONLY)
     sides = [
@@ -191,7 +204,7 @@ def _judged(whole: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def _unexplained(each: Measure) -> Column:
-    """Live minus counted; if that is 0, final minus complete."""
+    """Live minus counted (what live must be); if that is 0, final minus complete (what final must be)."""
     in_live, in_final = _beyond("live", "counted", each), _beyond("final", "complete", each)
     return F.when(in_live == 0, in_final).otherwise(in_live)
 

@@ -9,7 +9,7 @@ _ISO_UTC = "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'"
 
 
 def messages(windows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Key and value as JSON. The key is the array of window_start and keys, so compaction keeps the newest message.
+    """Key and value as JSON. The key is the array of window_start and keys, so compaction keeps one message per window.
 
     Args:
         windows: window_start, window_end, keys, measures, finality, version and as_of.
@@ -27,6 +27,10 @@ def messages(windows: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def _json(value: Column) -> Column:
-    """One value as JSON: an array of it, without the brackets."""
+    """One value as JSON, such as `"k1"`.
+
+    Spark's `to_json` cannot write a value by itself. So it writes an array with this value, `["k1"]`, and the brackets
+    are cut off.
+    """
     array = F.to_json(F.array(value), {"timestampFormat": _ISO_UTC})
     return F.substring(array, F.lit(2), F.length(array) - 2)

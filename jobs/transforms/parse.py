@@ -1,10 +1,11 @@
 """Kafka records -> columns, or the reason of a rejection. `ingest` keeps rejected records, live jobs ignore them.
 
-Spark's own readers are lenient: they take `"3.5"` for a number, round values that do not fit, and ignore text
-after the first object. So they read only JSON of the plain shape: flat, no name repeated, each field of its type. A
-regular expression recognises this shape. Other JSON takes a strict path, which also gives the reason of a rejection.
+Spark's own JSON reader is lenient: it takes `"3.5"` for a number, rounds values that do not fit, and ignores text after
+the first object. So only plain JSON goes through it directly: a flat object in which no name is repeated, and each
+field is written as its type requires. Regular expressions recognise plain JSON. All other JSON takes a strict path,
+which also finds the reason of a rejection.
 
-Everything here is Spark SQL text. Built column by column, it would take Python a second for every source.
+All expressions are text of Spark SQL. To build them from Column objects would take Python a second for each source.
 """
 
 from dataclasses import dataclass
@@ -72,7 +73,8 @@ class _Read:
 
 
 def _read(records: DataFrame, source: Source) -> _Read:
-    # Spark may take a name for a column of the result. So these names differ from all names of a source.
+    # In a SELECT, Spark may take a name for another column of the same SELECT. So these names differ from all names of
+    # a source.
     renamed = (f"{name} AS _{name}" for name in ("key", "value", "headers"))
     position = ("topic", "partition", "offset", "timestamp AS arrival_time")
     decoded = records.selectExpr(*position, *renamed).selectExpr("*", f"{_undecodable(source)} AS _undecodable")
@@ -91,7 +93,11 @@ def _is_event(read: _Read, source: Source) -> str:
 
 
 def _out_of_bounds(read: _Read, source: Source) -> str:
-    """Why the event time is out of bounds, or null. Relative to arrival, the bounds always give the same answer."""
+    """Why the event time is out of bounds, or null.
+
+    The bounds are counted from the record's arrival, and not from now. So a record that is parsed again, a day later,
+    gets the same answer.
+    """
     ahead, past = source.max_ahead_seconds * 1000, source.horizon_hours * 3_600_000
     return f"""CASE WHEN {read.event_ms} > unix_millis(arrival_time) + {ahead}L THEN 'event time too far ahead'
                     WHEN {read.event_ms} < unix_millis(arrival_time) - {past}L THEN 'event time too old' END"""
@@ -135,23 +141,26 @@ def _fields(source: Source) -> dict[str, str]:
 
 
 def _given(name: str, value: str, use: str) -> str:
-    """SQL that computes ``value`` once and uses it under ``name``: Spark repeats all but a function's argument.
+    """SQL that computes ``value`` once, and uses the result under ``name`` as often as needed.
 
-    Spark interprets functions of higher order. In generated code, the strict path would cost every record more than
-    the plain one, though hardly any record takes it.
+    It is a lambda over an array with one value. Spark computes the argument of a lambda once. It would compute any
+    other expression again at each place that uses it.
+
+    Spark interprets lambdas, and does not compile them into its generated code. That is wanted: hardly any record takes
+    the strict path, and as generated code it would slow down every record.
     """
     return f"transform(array({value}), {name} -> {use})[0]"
 
 
 def _is_plain(source: Source) -> str:
-    """Whether the text is an object without another inside, and every field is written as its type requires.
+    """Whether the text is an object without another one in it, and every field is written as its type requires.
 
     The strict path reads all other texts. So this test may be too strict, but never too lenient.
     """
     # A name with an escape may be the name of any field. Most texts have no escape at all.
     no_escaped_name = rf"""(NOT contains({_TEXT}, r'\') OR NOT {_TEXT} RLIKE r'\\.[^"]*+"\s*+:')"""
-    # With as many names as fields, and no field missing, no name is repeated. Other texts must be searched, which
-    # takes longer than the strict path if they are long.
+    # If no field is missing, and a text has just as many quotes as the names and STRING values need, it repeats no
+    # name. Any other text is searched for a repeated name. If it is long, it takes the strict path, which is faster.
     quotes = f"octet_length({_TEXT}) - octet_length(replace({_TEXT}, '\"', ''))"
     needed = 2 * len(source.fields) + 2 * sum(field.type == "STRING" for field in source.fields)
     repeated = rf"""{_TEXT} RLIKE r'"([^"]*+)"\s*+:[^{{}}]*"\1"\s*+:'"""
@@ -161,7 +170,7 @@ def _is_plain(source: Source) -> str:
 
 
 def _plain_shape(field: Field) -> str:
-    """The pattern behind the first brace of a flat object that has a value of the field's type behind its name."""
+    """The pattern of a flat object after its first brace: after the field's name stands a value of the field's type."""
     if field.type == "STRING":
         value = '"'
     else:
@@ -171,7 +180,7 @@ def _plain_shape(field: Field) -> str:
 
 
 def _read_strictly(source: Source) -> str:
-    """SQL for two values of a JSON text: `problem`, the reason of a rejection, and `fields`."""
+    """SQL for a struct with two results for a JSON text: `problem`, the reason of a rejection, and `fields`."""
     types = ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields)
     # Spark would write out all the digits of 1e10000000 before it finds that they do not fit.
     endless = rf"""{_TEXT} RLIKE r':\s*+"?+-?[0-9.]++[eE][+-]?[0-9]{{4}}'"""
@@ -210,9 +219,14 @@ def _strict_type(field: Field) -> str:
 
 
 def _is_one_object(document: str) -> str:
-    """Whether `[text,"its digest"]` holds exactly these two, the first an object. Then the text holds nothing else.
+    """Whether a text is exactly one JSON object, with nothing after it.
 
-    The reader stops at the first `]`. A text could bring an end of its own, but not one with its own digest.
+    Spark's reader ignores all text after the end of a value. So ``document`` is the text in an array, with the text's
+    digest after it: `[TEXT,"DIGEST"]`. The digest stands in second place only if TEXT is one value. Examples:
+
+    - `{"a":1}` is accepted: the array has the object, then the digest.
+    - `{"a":1}]` is rejected: the reader stops at this `]`, and finds no digest.
+    - `{"a":1},"b"` is rejected: `b` stands in second place. Only a text that contains its own digest would pass.
     """
     kind = f"schema_of_variant(try_variant_get({document}, '$[0]', 'variant'))"
     end = f"try_variant_get({document}, '$[1]', 'string') = md5({_TEXT})"
@@ -249,7 +263,7 @@ def _convert_json(field: Field, read: str) -> str:
 
 def _read_csv(records: DataFrame, source: Source) -> _Read:
     columns = ", ".join(f"`{field.name}` STRING" for field in source.fields)
-    # A quote within quotes is doubled (RFC 4180); a backslash is a backslash.
+    # A quote within quotes is doubled (RFC 4180), and a backslash has no special meaning.
     options = "map('columnNameOfCorruptRecord', '_corrupt', 'mode', 'PERMISSIVE', 'escape', '\"')"
     line = rf"regexp_replace({_TEXT}, r'\r?\n$', '')"
     # Spark's reader fails, whatever its mode, on a line of more than 20,480 columns.

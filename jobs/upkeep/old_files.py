@@ -16,7 +16,7 @@ from jobs.finality.run.folder import KEPT_SECONDS, discard_old, old_runs
 from jobs.lake.delta.freeing import free_tables
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.layout import PUT_ASIDE
+from jobs.pipelines.layout import CHECKPOINTS, PAGES, PUT_ASIDE
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays
 from jobs.storage.documents import UNREADABLE
@@ -28,9 +28,6 @@ log = logging.getLogger(__name__)
 DAY_SECONDS = 24 * 3600.0
 # Files are put aside after a power cut or by a reset. A person may want to look at them.
 ASIDE_KEPT_SECONDS = 30 * DAY_SECONDS
-# Checkpoints of `ingest` lie one level deeper. Only they are searched so deep: in a table that level holds all its
-# partitions.
-_DEEP = "checkpoints"
 
 
 def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
@@ -41,7 +38,7 @@ def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
         Removed(what="incidents", files=Incidents.of(lake_root).discard_old(kept_seconds)),
         _total("copies of unreadable documents", _older(_folders(lake_root, UNREADABLE), kept_seconds)),
         _total("files that were put aside", _older(_folders(lake_root, PUT_ASIDE), ASIDE_KEPT_SECONDS)),
-        _total("pages about audits and checks", _older(_children(lake_root / "quality"), KEPT_SECONDS)),
+        _total("pages about audits and checks", _older(_children(lake_root / PAGES), KEPT_SECONDS)),
         _total("run folders", (size for lake in lakes for size in _runs(lake))),
         _replaced(lake_root),
     ]
@@ -106,6 +103,9 @@ def _children(folder: Folder) -> list[Folder]:
 def _folders(lake_root: Folder, name: str) -> list[Folder]:
     """The folders of a name, at all places where they can be. In a bucket nothing is torn, so there is only one."""
     if not isinstance(lake_root, Path):
-        return [lake_root / "checkpoints" / name]
-    found = [*lake_root.glob(f"*/{name}"), *lake_root.glob(f"*/*/{name}"), *lake_root.glob(f"{_DEEP}/*/*/{name}")]
+        return [lake_root / CHECKPOINTS / name]
+    # Checkpoints of `ingest` lie one level deeper. Tables are not searched so deep, since that level holds all their
+    # partitions.
+    deep = lake_root.glob(f"{CHECKPOINTS}/*/*/{name}")
+    found = [*lake_root.glob(f"*/{name}"), *lake_root.glob(f"*/*/{name}"), *deep]
     return [folder for folder in found if folder.is_dir()]

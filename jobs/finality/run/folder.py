@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 # Rows that a person may still approve are kept as long as the records of the source's topic.
 KEPT_SECONDS = 7 * 24 * 3600
 _GONE = "gone"
-# Airflow repeats a task that was killed after its work was done, but before it could report it.
+# Airflow repeats a task that was killed after its work was done, but before it could report this.
 ENDED_KEPT_SECONDS = 3600
-# A killed run is given up this long after its plan if another run has planned its slices: a pipeline has one run at a
-# time.
+# A pipeline has one run at a time. So if newer runs have planned all slices of a run, that run was killed. It is given
+# up when its plan is this old.
 REPLACED_KEPT_SECONDS = 3600
 
 
@@ -138,7 +138,7 @@ class RunFolder:
     def begin(self, plan: Plan) -> None:
         """Write the plan, and end earlier tries by removing their files.
 
-        Replaced windows stay, because their tombstones may still have to be sent.
+        If this run has replaced windows before, their list stays: tombstones for them may still have to be sent.
         """
         make_folder(self.path)
         for left in self.path.iterdir():
@@ -209,7 +209,7 @@ class RunFolder:
         return self._read("verdicts")
 
     def keep_replaced_windows(self, slice_: str, windows: pa.Table) -> None:
-        """Store, before a slice is replaced, the windows that it serves or served and that may need tombstones."""
+        """Store, before a slice is replaced, windows that its next version may lack. Those then need tombstones."""
         folder = self.path / _GONE
         make_folder(folder)
         with whole(folder / f"{slice_}.parquet") as new:
@@ -305,8 +305,9 @@ def discard_old(lake: "PipelineLake", *, gives_up: bool, but: RunFolder | None =
 def old_runs(lake: "PipelineLake", *, gives_up: bool) -> list[Folder]:
     """The folders of runs that are not needed any more.
 
-    ``gives_up``: also those of killed runs that are a week old. Only a plan that has read their slices may pass it.
-    While no plan runs, only such a folder shows that an old slice was to be published again.
+    ``gives_up``: also those of killed runs that are a week old. Only a plan that decides about the slices of these runs
+    may ask for this. Example: a slice of last year was restated, and its run was killed. Until a plan has taken the
+    slice again, only the folder of the killed run shows that it must be computed.
     """
     root, report = _root(lake), report_of(lake.root)
     found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
@@ -318,8 +319,8 @@ def old_runs(lake: "PipelineLake", *, gives_up: bool) -> list[Folder]:
 def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:
     """Runs that were killed before their audit, if newer runs have planned all their slices.
 
-    An outage of days leaves one such run with each schedule. The folder of the newest run is enough for the next plan
-    to find all their slices.
+    In an outage of days each scheduled run leaves such a folder. The folder of the newest run is enough for the next
+    plan to find all their slices.
     """
     planned: set[str] = set()
     found: list[RunFolder] = []

@@ -30,8 +30,9 @@ def isolate(slices: Sequence[str], compute: Callable[[Sequence[str]], _Result]) 
         compute: computes a group of them at once, and raises a `ComputeError` if that fails.
 
     Raises:
-        ComputeError: the cause may lie outside of the slices. After the last slice that failed alone, not even another
-            slice can be computed, or there is no other slice.
+        ComputeError: no slice can be computed now, as in an outage, so no slice is blamed. To find this out, the last
+            slice is computed after two failures without a result. After a failure at the end, a slice that was
+            computed before is computed again. The error is raised if that fails, or if no slice was ever computed.
 
     >>> def compute(group):
     ...     if "c" in group:
@@ -54,7 +55,7 @@ def isolate(slices: Sequence[str], compute: Callable[[Sequence[str]], _Result]) 
             elif len(group) == 1 and len(found.failing) < MAX_FAILING:
                 found.failing[group[0]], failed_last = str(error), error
                 if not found.results and len(found.failing) > 1:
-                    # In an outage each of thousands of slices would fail. Another slice shows whether it is one.
+                    # In an outage each of thousands of slices would fail. If the last slice fails now, this raises.
                     compute(slices[-1:])
     if failed_last:
         if not sound:

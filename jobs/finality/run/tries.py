@@ -31,8 +31,9 @@ _LOOK_SECONDS = 1.0
 class StagedSlice:
     """The part of a try's result that is about one slice.
 
-    ``read`` counts the accepted events of the slice. ``expected`` counts the rows of the transform, once for each
-    window of the slice into which a row falls. Both are counted from the events, not from the staged rows. ``rows`` and
+    ``read``: how many accepted events of the slice the job has read. ``expected``: how many rows of the transform fall
+    into windows of the slice. A row counts in each of its windows: in windows of 1 s that begin every 250 ms, it counts
+    four times. Both numbers come from the events, so the audit can compare them with the staged rows. ``rows`` and
     ``files`` describe the staged rows; the files are relative to the folder of the run.
     """
 
@@ -56,7 +57,7 @@ class Try:
 
     @classmethod
     def begin(cls, run: Folder, slices: Collection[str]) -> Self:
-        """Begin a try for some slices of a run. It is under way until the run begins again."""
+        """Begin a try for some slices of a run. It is under way until it is discarded, or the run begins again."""
         begun = cls(run=run, name=uuid.uuid4().hex)
         write_whole(begun._marker, json.dumps({"slices": list(slices)}).encode())
         return begun

@@ -24,9 +24,9 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from jobs.lake.delta.log import keep_entry, open_whole, said, said_at
 from jobs.lake.delta.merging import bins
-from jobs.lake.delta.reading import _folder, dataset, files_with_sizes
+from jobs.lake.delta.reading import dataset, files_with_sizes, partition_folder
 from jobs.lake.delta.retention import Freed, is_due, took_turn, unneeded
-from jobs.lake.delta.statistics import _stats
+from jobs.lake.delta.statistics import statistics_of
 from jobs.pipelines.layout import STAGING
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder, last_written, make_durable, make_folder, place, remove
@@ -158,7 +158,7 @@ class FencedTable:
             partition_values={partition: value},
             modification_time=int(time.time() * 1000),
             data_change=data_change,
-            stats=json.dumps(_stats(known or footer(placed))),
+            stats=json.dumps(statistics_of(known or footer(placed))),
         )
 
     def place_all(self, files: Sequence[Folder]) -> list[AddAction]:
@@ -167,7 +167,7 @@ class FencedTable:
 
     def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
         """Return the action that takes a file out of the table. The file itself stays for readers of older versions."""
-        partition, value = _folder(file).split("=", 1)
+        partition, value = partition_folder(file).split("=", 1)
         return RemoveAction(file, data_change, int(time.time() * 1000), size, {partition: value})
 
     def merge_small_files(
@@ -182,7 +182,7 @@ class FencedTable:
         small = {file: size for file, size in files_with_sizes(self._table).items() if file not in without}
         with self.staged() as stage:
             for number, files in enumerate(bins(small)):
-                folder = stage / str(number) / _folder(next(iter(files)))
+                folder = stage / str(number) / partition_folder(next(iter(files)))
                 rows = dataset(self._table, self.path, files)
                 columns = [name for name in rows.schema.names if name != self._partition]
                 into, by = arrow_place(folder)
@@ -275,7 +275,8 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
 def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
     """Give a table these properties, by a commit that fails if another writer has committed meanwhile.
 
-    The commit repeats the metadata of the newest one, because it may delete the older entries of the log.
+    The commit repeats the metadata of the newest earlier commit, because readers need it. If the log is to be kept for
+    a shorter time, earlier commits may be deleted from it at once.
     """
     there = table.metadata().configuration
     changed = {name: value for name, value in properties.items() if there.get(name) != value}

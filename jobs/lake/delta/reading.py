@@ -41,10 +41,11 @@ def rows_by_partition(table: DeltaTable) -> Counter[str]:
 
 def value_of(file: str) -> str:
     """Return the value of the partition column from the name of a file's folder."""
-    return _folder(file).partition("=")[2]
+    return partition_folder(file).partition("=")[2]
 
 
-def _folder(file: str) -> str:
+def partition_folder(file: str) -> str:
+    """Return the name of a file's folder, which is that of its partition: `day=1` of `day=1/part-0.parquet`."""
     # Not by Path: for thousands of files that would take longer than all other steps.
     return file.rpartition("/")[0].rpartition("/")[2]
 
@@ -52,7 +53,7 @@ def _folder(file: str) -> str:
 def dataset(table: DeltaTable, path: Folder, files: Iterable[str], schema: pa.Schema | None = None) -> ds.Dataset:
     """Return some files of a table as a dataset."""
     folder, parquet = SubTreeFileSystem(*arrow_place(path)), ds.ParquetFileFormat()
-    partitions = {file: _folder(file).split("=", 1) for file in files}
+    partitions = {file: partition_folder(file).split("=", 1) for file in files}
     fragments = [parquet.make_fragment(file, folder, ds.field(p) == value) for file, (p, value) in partitions.items()]
     # Columns that the schema calls non-null are null in rows about micro-batches, which have no window.
     columns = schema or pa.schema(table.schema().to_arrow())

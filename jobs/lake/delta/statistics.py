@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 
-def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
+def statistics_of(footer: pq.FileMetaData) -> dict[str, Any]:
     """Return Delta's statistics of a file, made from its parquet footer.
 
     Readers take a missing count of nulls for zero. So a column gets bounds only together with such a count.

@@ -27,6 +27,10 @@ def cron_of(pipeline: Pipeline) -> str:
     """The cron expression that fires at the start of each slice.
 
     Slices are counted from 1970, but cron counts within the hour or the day. So the length must divide one of them.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> cron_of(PIPELINES["rolling_sum"])
+    '*/1 * * * *'
     """
     length = pipeline.slice_seconds
     if length % _MINUTE == 0 and _HOUR % length == 0:
@@ -40,10 +44,19 @@ def cron_of(pipeline: Pipeline) -> str:
 
 
 def slices_until_over(pipeline: Pipeline) -> int:
-    """How far the newest slice that is over lies before the slice that begins now, counted in slices.
+    """How many slices after the begin of a slice Airflow starts the slice's run.
 
-    Two clocks may differ by a few seconds. These are left out here, else the run would come a whole slice later. The
-    run itself waits these seconds instead.
+    A slice is over at a moment that includes some seconds for clocks that differ. They are left out here: Airflow
+    starts runs only at begins of slices, so it would start each run a whole slice later. The run waits these seconds
+    instead (`wait_until_over`).
+
+    Example: the slice of 12:00 ends at 12:01:00, its events may come until 12:02:00, and it is over at 12:02:05.
+    Airflow starts its run at 12:02:00, and the run waits 5 s. With these seconds counted here, it would start at
+    12:03:00.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> slices_until_over(PIPELINES["rolling_sum"])
+    2
     """
     length, wait = pipeline.slice_seconds * 1000, over_at(pipeline, Slice(0, 0)) - CLOCK_SKEW_MS
     return 1 - (-wait // length)
@@ -58,9 +71,17 @@ def wait_until_over(pipeline: Pipeline, key: str | None, clock: Callable[[], flo
 def seconds_until_over(pipeline: Pipeline, key: str | None, now_ms: float) -> float:
     """How many seconds the run of a slice waits until the slice is over by the broker's clock; 0: it does not wait.
 
-    Airflow starts a run some seconds early: the schedule leaves out the few seconds for clocks that differ, and
-    Airflow's clock may be ahead of the broker's. If the slice is over only later than that, the clocks are not the
-    cause, and the run does not wait.
+    Airflow may start a run some seconds before the slice is over, for two reasons: `slices_until_over` leaves out 5 s,
+    and Airflow's clock may be up to 30 s ahead of the broker's. If more than these 35 s are missing, the clocks are not
+    the cause, and the run does not wait. This happens in a backfill of a slice that is not over.
+
+    In the example the slice of 12:00 is over at 12:02:05. Airflow's clock is 3 s ahead, so the run starts at 12:01:57
+    by the broker's clock, and waits 8 s. At 12:01:27 it would have to wait 38 s, so it does not wait.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> times = [datetime(2026, 1, 31, 12, 1, second, tzinfo=UTC).timestamp() for second in (57, 27)]
+    >>> [seconds_until_over(PIPELINES["rolling_sum"], "2026-01-31T12:00:00", time * 1000) for time in times]
+    [8.0, 0.0]
     """
     wait_ms = over_at(pipeline, slice_of(pipeline, key)) - now_ms if key else 0.0
     return wait_ms / 1000 if 0 < wait_ms <= CLOCK_SKEW_MS + CLOCK_TOLERANCE_MS else 0.0
