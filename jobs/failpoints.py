@@ -17,12 +17,12 @@ class FailPoint(StrEnum):
     SLICES_STAGED = "F4"
     AUDITED = "F5"
     PUBLISHED = "F6"
-    TOLD = "F7"
+    ANNOUNCED = "F7"
     MERGED = "F8"
     RESET_COMMITTED = "F9"
 
 
-def reach(point: FailPoint, batch: int) -> None:
+def may_fail_at(point: FailPoint, batch: int) -> None:
     """Kill this process, as `kill -9` does, if `TIDELINE_FAILPOINT` is `POINT:BATCH:FILE` and names this point.
 
     An empty BATCH means every batch. FILE records the hit; once it exists, the process is not killed again.

@@ -11,10 +11,10 @@ import pytest
 from jobs.failpoints import FailPoint
 
 _RUN = """
-from jobs.failpoints import FailPoint, reach
+from jobs.failpoints import FailPoint, may_fail_at
 for batch in range(3):
     for point in FailPoint:
-        reach(point, batch)
+        may_fail_at(point, batch)
         print(point, batch, flush=True)
 """
 _ALL = [f"{point} {batch}" for batch in range(3) for point in FailPoint]

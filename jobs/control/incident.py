@@ -68,7 +68,7 @@ class Happening(StrEnum):
     OPENED = "opened"
     UPDATED = "updated"
     CLOSED = "closed"
-    TOLD = "told"
+    ANNOUNCED = "told"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,7 +197,7 @@ class Incidents:
         return self._documents.read(seen_failures(dag_id)) == {"run": run_id}
 
     def _settle(self, key: str, number: int, channels: Iterable[str]) -> None:
-        told = {"happening": Happening.TOLD, "time": time.time(), "channels": sorted(channels)}
+        told = {"happening": Happening.ANNOUNCED, "time": time.time(), "channels": sorted(channels)}
         self._documents.create(f"{_word(key, number)}.told", told)
 
     def _is_held(self, claim: str) -> bool:

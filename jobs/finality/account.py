@@ -21,7 +21,7 @@ from jobs.finality.comparison import compare
 from jobs.finality.due import removed
 from jobs.lake.accounts import Accounts
 from jobs.lake.final import FinalTable
-from jobs.lake.live import PruneRequest, Taken
+from jobs.lake.live import BatchRange, PruneRequest
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
 from jobs.pipelines.pipeline import Pipeline
@@ -44,7 +44,7 @@ class _Sorted:
     compared: list[Header]
     noted: dict[str, str]
     waiting: list[Header]
-    taken: list[Taken]
+    ranges: list[BatchRange]
 
 
 def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = None) -> None:
@@ -89,11 +89,11 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
 def _sort(pipeline: Pipeline, seen: Seen, due: Sequence[Header]) -> _Sorted:
     noted = {header.slice: note for header in due if (note := _why_not(pipeline, seen, header))}
     comparable = [header for header in due if header.slice not in noted]
-    taken = seen.live.taken(_earliest(pipeline, comparable)) if comparable else []
-    ahead = _not_landed(pipeline, seen, taken)
+    ranges = seen.live.batch_ranges(_earliest(pipeline, comparable)) if comparable else []
+    ahead = _not_landed(pipeline, seen, ranges)
     waiting = [h for h in comparable if any(_may_touch(pipeline, h, batch) for batch in ahead)]
     return _Sorted(
-        compared=[header for header in comparable if header not in waiting], noted=noted, waiting=waiting, taken=taken
+        compared=[header for header in comparable if header not in waiting], noted=noted, waiting=waiting, ranges=ranges
     )
 
 
@@ -134,15 +134,15 @@ def _earliest(pipeline: Pipeline, headers: Iterable[Header]) -> datetime:
     return datetime.fromtimestamp(first_ms / 1000, UTC) - _CLOCKS
 
 
-def _not_landed(pipeline: Pipeline, seen: Seen, taken: Iterable[Taken]) -> list[Taken]:
+def _not_landed(pipeline: Pipeline, seen: Seen, ranges: Iterable[BatchRange]) -> list[BatchRange]:
     """The batches that live has read, and with events that `ingest` has not landed yet."""
     topic = pipeline.source.name
     topic_id = seen.live.topic_id(topic)
     ends = seen.landed.ends(topic, topic_id) if seen.landed and topic_id else {}
-    return [batch for batch in taken if batch.end > ends.get(batch.partition, 0)]
+    return [batch for batch in ranges if batch.end > ends.get(batch.partition, 0)]
 
 
-def _may_touch(pipeline: Pipeline, header: Header, batch: Taken) -> bool:
+def _may_touch(pipeline: Pipeline, header: Header, batch: BatchRange) -> bool:
     """Whether an event of a batch can have counted in a window of a slice."""
     return batch.watermark < slice_named(pipeline, header.slice).end + timedelta(milliseconds=pipeline.window.reach_ms)
 
@@ -161,7 +161,7 @@ def _account(
     totals: list[dict[str, Any]] = []
     if found.compared:
         with session.opened(settings, f"account {pipeline.name}") as spark:
-            totals = compare(spark, lake, run_id, seen, found.compared, found.taken, stage)
+            totals = compare(spark, lake, run_id, seen, found.compared, found.ranges, stage)
     now = datetime.now(UTC)
     signed = {"run": run_id, "as_of": now}
     rows = [{**row, **signed} for row in totals]
@@ -173,7 +173,7 @@ def _account(
         lease.check()
         accounts.add(stage if stage.exists() else None, rows)
         _keep_incident(lake, accounts, link)
-        accounts.tend(seen.kept_from)
+        accounts.maintain(seen.kept_from)
     seconds = time.monotonic() - began
     log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from jobs.control.incident import blocked
-from jobs.failpoints import FailPoint, reach
+from jobs.failpoints import FailPoint, may_fail_at
 from jobs.finality import planning
 from jobs.finality.run.folder import KEPT_SECONDS, Plan, RunFolder, Work, name_of
 from jobs.finality.run.tries import StagedSlice
@@ -60,9 +60,9 @@ def examine(
         )
     plan = whole.only(staged)
     docs = page_of(lake.root, pipeline, run)
-    said = str(docs).removeprefix(f"{lake.root}/")
+    page_name = str(docs).removeprefix(f"{lake.root}/")
     now_ms = round(time.time() * 1000)
-    planning.write_states(lake, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=said) for w in plan.work))
+    planning.write_states(lake, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=page_name) for w in plan.work))
     files = folder.files_by_slice()
     rows = {name: _dataset(pipeline, files(name)) for name in plan.names}
     _require_all(folder, staged, rows)
@@ -74,8 +74,8 @@ def examine(
     }
     verdicts |= {name: _not_computed(name, why) for name, why in failed.items()}
     folder.decide(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
-    _block(lake, whole.only(verdicts), verdicts, said, link)
-    reach(FailPoint.AUDITED, 0)
+    _block(lake, whole.only(verdicts), verdicts, page_name, link)
+    may_fail_at(FailPoint.AUDITED, 0)
     return verdicts
 
 

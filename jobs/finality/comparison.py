@@ -12,7 +12,7 @@ from jobs.finality.account_inputs import Seen
 from jobs.finality.recompute import read_events
 from jobs.lake.columns import TIME
 from jobs.lake.folding import FinalFiles
-from jobs.lake.live import Taken
+from jobs.lake.live import BatchRange
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
 from jobs.pipelines.pipeline import Pipeline
@@ -31,13 +31,13 @@ def compare(
     run_id: str,
     seen: Seen,
     headers: Sequence[Header],
-    taken: Sequence[Taken],
+    ranges: Sequence[BatchRange],
     stage: Folder,
 ) -> list[dict[str, Any]]:
     """Stage the drift rows of slices, and return the totals."""
     pipeline = lake.pipeline
     finals = _finals(spark, pipeline, seen, headers)
-    transformed = _tagged(spark, lake, seen, headers, taken, finals).persist()
+    transformed = _tagged(spark, lake, seen, headers, ranges, finals).persist()
     names = {header.slice for header in headers}
     live = _rows(spark, pipeline, seen.live.files(names), _OF_LIVE)
     final = _final_rows(spark, pipeline, lake.final_files(seen.final_version, names), names)
@@ -59,7 +59,7 @@ def _tagged(
     lake: PipelineLake,
     seen: Seen,
     headers: Sequence[Header],
-    taken: Sequence[Taken],
+    ranges: Sequence[BatchRange],
     finals: DataFrame,
 ) -> DataFrame:
     pipeline = lake.pipeline
@@ -70,7 +70,7 @@ def _tagged(
         )
     slices = [slice_named(pipeline, header.slice) for header in headers]
     events = read_events(spark, lake, seen.landed.version, slices)
-    return drift.tagged(events, pipeline, _batches(spark, taken), _width(taken), finals)
+    return drift.tagged(events, pipeline, _batches(spark, ranges), _width(ranges), finals)
 
 
 def _finals(spark: SparkSession, pipeline: Pipeline, seen: Seen, headers: Iterable[Header]) -> DataFrame:
@@ -81,18 +81,18 @@ def _finals(spark: SparkSession, pipeline: Pipeline, seen: Seen, headers: Iterab
     return session.small_frame(spark, columns, rows)
 
 
-def _batches(spark: SparkSession, taken: Sequence[Taken]) -> DataFrame:
+def _batches(spark: SparkSession, ranges: Sequence[BatchRange]) -> DataFrame:
     columns = pa.schema({"partition": pa.int32(), "start": pa.int64(), "end": pa.int64(), "watermark": TIME})
-    return session.small_frame(spark, columns, [vars(batch) for batch in taken])
+    return session.small_frame(spark, columns, [vars(batch) for batch in ranges])
 
 
-def _width(taken: Iterable[Taken]) -> int:
+def _width(ranges: Iterable[BatchRange]) -> int:
     """The average length of a range of offsets.
 
     `drift` cuts each range at the multiples of this average. That gives at most about twice as many ranges. Example:
     the average of [0, 100) and [100, 400) is 200, and only the second range is cut, at 200.
     """
-    sizes = [batch.end - batch.start for batch in taken]
+    sizes = [batch.end - batch.start for batch in ranges]
     return max(1, sum(sizes) // max(1, len(sizes)))
 
 

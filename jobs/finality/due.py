@@ -10,13 +10,13 @@ from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import (
     CLOCK_SKEW_MS,
     Slice,
-    early,
     has_events,
     over_at,
     slice_at,
     slice_named,
     slices_between,
     start_ms_of,
+    why_early,
 )
 from jobs.pipelines.source import Source
 from jobs.times import iso
@@ -185,7 +185,7 @@ def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = Non
     candidates = _candidates(pipeline, inputs, set(request.slices) - set(refused) if request else ())
     in_ledger = {slice_: boundary for slice_ in candidates if (boundary := _boundary(inputs, slice_))}
     # Every slice that is over gets its boundary, also one that the request does not name.
-    taken = {slice_: _now(inputs) for slice_ in candidates if slice_ not in in_ledger}
+    taken = {slice_: _boundary_now(inputs) for slice_ in candidates if slice_ not in in_ledger}
     boundaries = {**in_ledger, **taken}
     reasons = _reasons(pipeline, inputs, candidates, request)
     waiting = {slice_: boundaries[slice_] for slice_ in reasons if not boundaries[slice_].is_reached(inputs.landed)}
@@ -219,7 +219,7 @@ def _candidates(pipeline: Pipeline, inputs: PlanInputs, asked: Collection[Slice]
     left = (name for name in inputs.left if name not in inputs.settled)
     # A wrong clock may have made a slice final before it was over. It is computed again only when it is over.
     named = (slice_named(pipeline, name) for name in (*inputs.late, *left))
-    touched = [slice_ for slice_ in named if not early(pipeline, slice_, inputs.now_ms)]
+    touched = [slice_ for slice_ in named if not why_early(pipeline, slice_, inputs.now_ms)]
     found = sorted({*recent, *touched, *asked})
     return [slice_ for slice_ in found if has_events(pipeline, slice_, inputs.events_from_ms)]
 
@@ -293,7 +293,7 @@ def _boundary(inputs: PlanInputs, slice_: Slice) -> Boundary | None:
     return boundary if boundary and boundary.topic_id == inputs.topic.topic_id else None
 
 
-def _now(inputs: PlanInputs) -> Boundary:
+def _boundary_now(inputs: PlanInputs) -> Boundary:
     return Boundary(topic_id=inputs.topic.topic_id, ends=dict(inputs.topic.ends))
 
 
@@ -330,7 +330,7 @@ def _is_unannounced(header: Header, entry: Entry | None) -> bool:
 
 def _why_not(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | None:
     """Return why a requested slice cannot be closed now, or None if it can."""
-    if why := early(pipeline, slice_, inputs.now_ms):
+    if why := why_early(pipeline, slice_, inputs.now_ms):
         return why
     if not has_events(pipeline, slice_, inputs.events_from_ms):
         return removed(pipeline.source, inputs.events_from_ms)

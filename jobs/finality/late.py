@@ -19,7 +19,7 @@ from jobs.pipelines.slices import is_in_time, slice_at, slice_named
 # In these states a run has computed the slice up to some offsets, and has not published it.
 _COMPUTED_NOT_FINAL = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.BLOCKED)
 # Each slice costs a query under the lease. The next plans look up the others.
-_TOLD_APART_AT_ONCE = 200
+_SPLIT_AT_ONCE = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,19 +74,19 @@ def count_late(
     return replace(inputs, headers={**inputs.headers, **found}, late=late, in_time=in_time), now
 
 
-def tell_apart(pipeline: Pipeline, landed: Landed, inputs: PlanInputs, counted: LateCountPosition | None) -> PlanInputs:
+def split_late(pipeline: Pipeline, landed: Landed, inputs: PlanInputs, counted: LateCountPosition | None) -> PlanInputs:
     """Look up how many late events arrived in time, for ledger lines without that number.
 
     An older version of Tideline wrote such lines. The slice is put into ``late``, with 0 if it has no new late events.
     So the plan writes the line again, with the number, and no later plan looks it up.
     """
-    not_split = [name for name, entry in inputs.entries.items() if entry.in_time is None][:_TOLD_APART_AT_ONCE]
-    told = {name: _told_apart(pipeline, landed, inputs, name, counted) for name in not_split}
-    news = {name: inputs.late.get(name, 0) for name in told}
-    return replace(inputs, entries={**inputs.entries, **told}, late={**inputs.late, **news})
+    not_split = [name for name, entry in inputs.entries.items() if entry.in_time is None][:_SPLIT_AT_ONCE]
+    split = {name: _split(pipeline, landed, inputs, name, counted) for name in not_split}
+    news = {name: inputs.late.get(name, 0) for name in split}
+    return replace(inputs, entries={**inputs.entries, **split}, late={**inputs.late, **news})
 
 
-def _told_apart(
+def _split(
     pipeline: Pipeline, landed: Landed, inputs: PlanInputs, name: str, counted: LateCountPosition | None
 ) -> Entry:
     entry, header = inputs.entries[name], inputs.headers.get(name)

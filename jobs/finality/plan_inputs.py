@@ -13,7 +13,7 @@ from kafka import KafkaAdminClient
 from jobs.broker.clock import Clock
 from jobs.broker.kafka import require
 from jobs.finality.due import PlanInputs, Request, TopicEnds
-from jobs.finality.late import count_late, tell_apart
+from jobs.finality.late import count_late, split_late
 from jobs.finality.run.folder import slices_left
 from jobs.finality.tide_line import Finals, first_event_ms, line_ms_of, whole_from_ms
 from jobs.lake.events import Landed
@@ -65,7 +65,7 @@ def read_inputs(
     inputs, counted = count_late(pipeline, landed, last, inputs, ends, finals.newest(), finals.headers)
     if missing := [name for name in inputs.late if name not in inputs.entries]:
         inputs = replace(inputs, entries={**inputs.entries, **ledger.newest(missing)})
-    inputs = tell_apart(pipeline, landed, inputs, last)
+    inputs = split_late(pipeline, landed, inputs, last)
     return PlanSnapshot(inputs=inputs, landed=landed, ends=ends, counted=counted, counted_before=last)
 
 
@@ -116,8 +116,8 @@ def _inputs(
 def _with_entries(pipeline: Pipeline, inputs: PlanInputs, ledger: Ledger, asked: Collection[str]) -> PlanInputs:
     """Add the newest ledger lines of the relevant slices."""
     recent_ms, days, wanted = settled_before_ms(pipeline, inputs.now_ms), set(inputs.days or ()), {*asked, *inputs.left}
-    told = [n for n, h in inputs.headers.items() if n[:8] in days or n in wanted or h.as_of_ms >= recent_ms]
-    versions = {name: inputs.headers[name].version for name in told if name not in asked}
-    entries, settled = ledger.unsettled(days | {name[:8] for name in (*told, *asked)}, versions)
-    rest = tuple(name for name in told if name not in settled)
+    looked_up = [n for n, h in inputs.headers.items() if n[:8] in days or n in wanted or h.as_of_ms >= recent_ms]
+    versions = {name: inputs.headers[name].version for name in looked_up if name not in asked}
+    entries, settled = ledger.unsettled(days | {name[:8] for name in (*looked_up, *asked)}, versions)
+    rest = tuple(name for name in looked_up if name not in settled)
     return replace(inputs, entries=entries, settled=settled, with_entries=rest)

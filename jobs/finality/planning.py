@@ -31,7 +31,7 @@ from jobs.lake.events import Count
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.slices import Boundary, Entry, State, is_passed, with_late
+from jobs.lake.slices import Boundary, Entry, State, is_superseded, with_late
 from jobs.pipelines.slices import Slice
 from jobs.refusal import Refusal
 
@@ -192,7 +192,7 @@ def write_states(lake: PipelineLake, lines: Iterable[Entry]) -> None:
     with writing(lake.root, lake.pipeline.recompute_job):
         ledger = lake.open_ledger()
         newest, counted = ledger.newest([line.slice for line in said]), ledger.counted()
-        said = [line for line in said if not is_passed(line, newest.get(line.slice))]
+        said = [line for line in said if not is_superseded(line, newest.get(line.slice))]
         ledger.append(with_missed(lake, said, newest, counted))
 
 

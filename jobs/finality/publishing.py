@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from jobs.control.lease import Lease
 from jobs.control.writing import writing
-from jobs.failpoints import FailPoint, reach
+from jobs.failpoints import FailPoint, may_fail_at
 from jobs.finality.late import missed_by
 from jobs.finality.run.folder import Plan, RunFolder, Work, slices_left
 from jobs.lake.final import FinalTable
@@ -21,9 +21,9 @@ from jobs.lake.final_topic import Message, messages, send, tombstones, window_co
 from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication, PublishedMeanwhileError, UnreadableRowsError
-from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_passed, reconciled
+from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_superseded, reconciled
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import adjacent_groups, early, slice_named
+from jobs.pipelines.slices import adjacent_groups, slice_named, why_early
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # After this many slices are sent, their lines are written into the ledger. If the run is killed later, the next run
 # need not send these slices again.
-_TOLD_AT_ONCE = 200
+_ANNOUNCED_AT_ONCE = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,19 +79,22 @@ def publish(
             for name, work in chosen.items()
             if name not in too_early
         }
-        taken, unreadable = _commit(lake, final, lease, folder, headers)
-        refused = too_early | taken | unreadable
-        reach(FailPoint.PUBLISHED, 0)
-        told = {*(name for name in headers if name not in refused), *(plan.unannounced if approved is None else ())}
-        versions, settled, sent = announce(lake, kafka, final, ledger, lease, told)
-        final.tend(lease.check, now_ms)
-    reach(FailPoint.TOLD, 0)
+        overtaken, unreadable = _commit(lake, final, lease, folder, headers)
+        refused = too_early | overtaken | unreadable
+        may_fail_at(FailPoint.PUBLISHED, 0)
+        done = {
+            *(name for name in headers if name not in refused),
+            *(plan.unannounced if approved is None else ()),
+        }
+        versions, still_newest, sent = announce(lake, kafka, final, ledger, lease, done)
+        final.maintain(lease.check, now_ms)
+    may_fail_at(FailPoint.ANNOUNCED, 0)
     stay = {
         name: [failure["sentence"] for failure in verdict["failures"]]
         for name, verdict in verdicts.items()
         if not verdict["passed"]
     }
-    lake.incidents().close_blocked(pipeline.name, settled)
+    lake.incidents().close_blocked(pipeline.name, still_newest)
     # A slice with unreadable rows is left to a later run. The plan finds an old slice only in the folder of a run that
     # has not ended. So this run stays open, unless the folders of other runs have all these slices.
     others = slices_left(lake, but=folder) if unreadable else set()
@@ -110,7 +113,7 @@ def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
 
     Such a plan was made with a wrong clock, or by an older version of Tideline, which used the clock of this machine.
     """
-    why = early(pipeline, slice_named(pipeline, name), now_ms)
+    why = why_early(pipeline, slice_named(pipeline, name), now_ms)
     return f"slice {name} is left to a later run, since by the broker's clock {why}" if why else None
 
 
@@ -122,7 +125,7 @@ def _commit(
     Returns:
         the reasons why slices were not published: those that another run took, and those with unreadable present rows.
     """
-    taken: dict[str, str] = {}
+    overtaken: dict[str, str] = {}
     unreadable: dict[str, str] = {}
     files = folder.files_by_slice()
     there = final.headers({name[:8] for name in headers})
@@ -137,11 +140,11 @@ def _commit(
                     keep_replaced_windows(lake, final, there[name], headers[name].run)
                 publications.append(Publication(header=headers[name], files=files(name)))
             except PublishedMeanwhileError as error:
-                taken[name] = str(error)
+                overtaken[name] = str(error)
             except UnreadableRowsError as error:
-                unreadable |= _told(error)
+                unreadable |= _log_unreadable(error)
         unreadable |= _publish_readable(lake.pipeline, final, lease, publications)
-    return taken, unreadable
+    return overtaken, unreadable
 
 
 def _publish_readable(
@@ -154,14 +157,14 @@ def _publish_readable(
         try:
             final.publish(some)
         except UnreadableRowsError as error:
-            refused |= _told(error)
+            refused |= _log_unreadable(error)
         else:
             log.info("published %d slices of %s from %s", len(some), pipeline.name, some[0].header.slice)
             break
     return refused
 
 
-def _told(error: UnreadableRowsError) -> dict[str, str]:
+def _log_unreadable(error: UnreadableRowsError) -> dict[str, str]:
     log.error("%d slices are not published: %s", len(error.sentences), error)
     return error.sentences
 
@@ -218,19 +221,19 @@ def announce(
     Returns:
         the version of each slice, the slices that no other run has taken since, and the number of messages sent.
     """
-    names, settled, sent = sorted(slices), list[str](), 0
+    names, still_newest, sent = sorted(slices), list[str](), 0
     headers = final.headers({name[:8] for name in names})
-    told = [headers[name] for name in names]
-    for some in (told[at : at + _TOLD_AT_ONCE] for at in range(0, len(told), _TOLD_AT_ONCE)):
+    to_announce = [headers[name] for name in names]
+    for some in (to_announce[at : at + _ANNOUNCED_AT_ONCE] for at in range(0, len(to_announce), _ANNOUNCED_AT_ONCE)):
         wanted = (m for header in some for m in _messages(lake, final, lease, header))
         sent += send(kafka, lake.pipeline.final_topic.name, wanted)
         lease.check()
         entries = ledger.newest([header.slice for header in some])
         counted = ledger.counted()
-        newest = [header for header in some if not is_passed(header, entries.get(header.slice))]
+        newest = [header for header in some if not is_superseded(header, entries.get(header.slice))]
         ledger.append(_line(lake, header, entries.get(header.slice), counted) for header in newest)
-        settled += [header.slice for header in newest]
-    return {header.slice: header.version for header in told}, settled, sent
+        still_newest += [header.slice for header in newest]
+    return {header.slice: header.version for header in to_announce}, still_newest, sent
 
 
 def _line(lake: PipelineLake, header: Header, entry: Entry | None, counted: LateCountPosition | None) -> Entry:

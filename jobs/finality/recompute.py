@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import session
-from jobs.failpoints import FailPoint, reach
+from jobs.failpoints import FailPoint, may_fail_at
 from jobs.finality.run.folder import Plan, RunFolder
 from jobs.finality.run.tries import StagedSlice, Try, stop_when_task_ends
 from jobs.lake.final import INPUTS
@@ -50,8 +50,8 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, try_name: str | Non
     else:
         own.write_result({name: StagedSlice() for name in part.names})
     if not try_name:
-        folder.take(own.result())
-    reach(FailPoint.SLICES_STAGED, 0)
+        folder.keep_staged(own.result())
+    may_fail_at(FailPoint.SLICES_STAGED, 0)
 
 
 def stage(spark: SparkSession, lake: PipelineLake, plan: Plan, own: Try) -> dict[str, StagedSlice]:
@@ -62,7 +62,7 @@ def stage(spark: SparkSession, lake: PipelineLake, plan: Plan, own: Try) -> dict
     counts = _counts(events, pipeline, slices)
     inputs = F.count(F.lit(1)).alias(INPUTS)
     windows = aggregate(first_arrivals(events, pipeline.source), pipeline, inputs).where(within("window_start", slices))
-    staged = own.staged_rows(_write(_signed(spark, windows, plan), own.stage, pipeline))
+    staged = own.staged_rows(_write(_stamped(spark, windows, plan), own.stage, pipeline))
     log.info("staged %d slices of %s from %d events", len(slices), pipeline.name, sum(r for r, _ in counts.values()))
     return {name: _staged(counts.get(name, (0, 0)), staged.get(name, (0, ()))) for name in plan.names}
 
@@ -122,7 +122,7 @@ def _columns(source: Source) -> str:
     return f"{record}, {own}, reason STRING"
 
 
-def _signed(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
+def _stamped(spark: SparkSession, windows: DataFrame, plan: Plan) -> DataFrame:
     """The windows with the version that each slice will get, and with the plan's time, run and fingerprint."""
     versions = {work.slice: work.version + 1 for work in plan.work}
     if len(set(versions.values())) == 1:

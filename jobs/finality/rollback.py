@@ -6,7 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from jobs.control.writing import writing
-from jobs.failpoints import FailPoint, reach
+from jobs.failpoints import FailPoint, may_fail_at
 from jobs.finality.publishing import announce, keep_replaced_windows
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.columns import checksum
@@ -44,7 +44,7 @@ def roll_back(
             files = _stage_again(stage, header, rows)
             lease.check()
             final.publish([Publication(header=header, files=files)])
-        reach(FailPoint.PUBLISHED, 0)
+        may_fail_at(FailPoint.PUBLISHED, 0)
         announce(lake, kafka, final, ledger, lease, {slice_})
     lake.incidents().close_blocked(pipeline.name, [slice_])
     RunFolder.of(lake, run).end()

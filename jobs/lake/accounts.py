@@ -96,7 +96,7 @@ class _DayTable(FencedTable):
         files = [file for file in self.files if days is None or value_of(file) in days]
         return dataset(self._table, self.path, files).to_table(columns=list(columns), filter=where)
 
-    def tend(self, kept_from: str, said: str = "{}") -> None:
+    def maintain(self, kept_from: str, said: str = "{}") -> None:
         """Now and then remove days before ``kept_from``, merge small files, and delete unneeded files."""
         if self.version % _MERGE_EVERY_COMMITS == 0:
             remove(self.staging)
@@ -173,17 +173,17 @@ class Accounts:
         remove(stage or self.new_stage())
         self._add_totals(totals, accounts)
 
-    def tend(self, kept_from: str) -> None:
+    def maintain(self, kept_from: str) -> None:
         """Now and then remove days before ``kept_from``, merge small files, and delete unneeded files.
 
         Unexplained windows of removed days leave the list, too: no operator could look at them or account for them
         again.
         """
-        self._drift.tend(kept_from)
+        self._drift.maintain(kept_from)
         said = next((words for _, words in self._balance.words()), {})
         if still := said.get("unexplained"):
             said["unexplained"] = [row for row in still if row[0] >= kept_from]
-        self._balance.tend(kept_from, _json(said))
+        self._balance.maintain(kept_from, _json(said))
 
     def _left_over(self) -> list[Any]:
         """Return the removals of drift rows that the last account left, if it was killed before its totals."""

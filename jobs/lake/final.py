@@ -256,7 +256,7 @@ class FinalTable(FencedTable):
                 "the slice"
             )
 
-    def tend(self, check: Callable[[], None], now_ms: int) -> None:
+    def maintain(self, check: Callable[[], None], now_ms: int) -> None:
         """Fold files of slices that ended long ago, and now and then delete files that no roll-back can use.
 
         ``check`` is called before each commit. It must raise if another process has taken over the lease.

@@ -26,7 +26,7 @@ _PRUNE = "prune"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class BatchRange:
     """The offsets [start, end) that a micro-batch read from a partition, and the watermark that made events late."""
 
     partition: int
@@ -87,14 +87,14 @@ class Live:
         batches = self._batches()
         return None if batches is None else complete_since(batches)
 
-    def taken(self, since: datetime) -> list[Taken]:
+    def batch_ranges(self, since: datetime) -> list[BatchRange]:
         """Return the offsets of all micro-batches that were planned since a moment."""
         batches = self._batches()
         if batches is None:
             return []
         rows = batches.to_table(columns=["offsets", "watermark"], filter=ds.field("as_of") >= pa.scalar(since, TIME))
         return [
-            Taken(partition=int(partition), start=start, end=end, watermark=row["watermark"])
+            BatchRange(partition=int(partition), start=start, end=end, watermark=row["watermark"])
             for row in rows.to_pylist()
             for partition, (start, end) in json.loads(row["offsets"]).items()
             if start < end

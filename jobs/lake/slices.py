@@ -97,7 +97,7 @@ def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
     return entry is not None and (entry.run, entry.version) == (computed.run, computed.version)
 
 
-def is_passed(computed: Header | Entry, entry: Entry | None) -> bool:
+def is_superseded(computed: Header | Entry, entry: Entry | None) -> bool:
     """Whether the newest line of a slice (``entry``) is further than a run that has computed the slice (``computed``).
 
     It is further if it is about a later version, or if another run has made the same version final. Then the first run

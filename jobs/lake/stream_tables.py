@@ -14,7 +14,7 @@ from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.control.checkpoint import Offsets, reset_command
-from jobs.failpoints import FailPoint, reach
+from jobs.failpoints import FailPoint, may_fail_at
 from jobs.lake.batch_rows import files_about_batches, to_remove, write_first_row
 from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, for_each, opened
 from jobs.lake.delta.log import open_whole, said
@@ -165,7 +165,7 @@ class TableWriter(FencedTable):
         follow(table, path, kept)
         writer = cls(path, table, epoch)
         if schema is not None:
-            writer._take(schema)
+            writer._adopt(schema)
         return writer
 
     @property
@@ -183,7 +183,7 @@ class TableWriter(FencedTable):
             if not folder.name.startswith(_EPOCH) or folder.name < self._stages.name:
                 remove(folder)
 
-    def _take(self, schema: pa.Schema) -> None:
+    def _adopt(self, schema: pa.Schema) -> None:
         """Write these columns from now on. A table without rows adapts; a table with other columns is refused."""
         wanted = Schema.from_arrow(schema)
         if not files_with_sizes(self._table):
@@ -252,7 +252,7 @@ class TableWriter(FencedTable):
             return
         with self.staged() as stage:
             added = [self.place(write_first_row(self.path / first.path, stage))] if first else []
-            reach(FailPoint.MERGED, self.note.batch or 0)
+            may_fail_at(FailPoint.MERGED, self.note.batch or 0)
             self.transact([*(self.removal(file, size) for file, size in files.items()), *added], self.note.to_json())
         log.info("pruned %d files of %s", len(files), self.path.name)
 
@@ -264,12 +264,12 @@ class TableWriter(FencedTable):
         if not old.files:
             return
         note = replace(self.note, events_from_ms=max(self.note.events_from_ms, old.before_ms))
-        reach(FailPoint.MERGED, note.batch or 0)
+        may_fail_at(FailPoint.MERGED, note.batch or 0)
         self.transact([self.removal(file, size) for file, size in old.files.items()], note.to_json())
         self.note = note
         log.info("removed %d files of %s: events before %s", len(old.files), self.path.name, iso(note.events_from_ms))
 
-    def tend(
+    def maintain(
         self,
         superseded: Callable[[], Collection[str]] = tuple,
         *,
@@ -290,7 +290,7 @@ class TableWriter(FencedTable):
         yesterday = _now() - timedelta(days=1)
         # Files with rows older than a day are not merged: a file that kept growing could never be removed as a whole.
         settled = {file.path for file in files_about_batches(self._table) if file.oldest < yesterday}
-        self.merge_small_files(note.to_json(), lambda: reach(FailPoint.MERGED, note.batch or 0), without=settled)
+        self.merge_small_files(note.to_json(), lambda: may_fail_at(FailPoint.MERGED, note.batch or 0), without=settled)
         # Deletions run six times within the time that replaced files are kept. So files stay only a little longer.
         self.delete_now_and_then(min(DELETE_EVERY_SECONDS, (replaced_kept_minutes() or 360) * 60 / 6))
 

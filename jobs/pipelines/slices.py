@@ -131,7 +131,7 @@ def over_at(pipeline: Pipeline, slice_: Slice) -> int:
     return slice_.end_ms + pipeline.window.reach_ms + pipeline.allowed_lateness_seconds * 1000 + CLOCK_SKEW_MS
 
 
-def early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
+def why_early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
     """The reason why a slice is not over at a moment of the broker's clock, or none if it is over.
 
     >>> from jobs.pipelines import PIPELINES

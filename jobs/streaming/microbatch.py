@@ -15,7 +15,7 @@ from jobs.broker.kafka import topic_ids
 from jobs.control.checkpoint import Checkpoint, PlannedBatch
 from jobs.control.lease import Lease
 from jobs.control.room import Room
-from jobs.failpoints import FailPoint, reach
+from jobs.failpoints import FailPoint, may_fail_at
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.refusal import Refusal
@@ -135,14 +135,14 @@ class MicroBatches:
             log.warning("old files of %s could not all be deleted: %s", self.table.path, error)
 
     def _write(self, frame: DataFrame, number: int) -> None:
-        reach(FailPoint.PLANNED, number)
+        may_fail_at(FailPoint.PLANNED, number)
         self.lease.check()
         batch = self._batch(number)
         folder = self.table.new_stage()
         staged = Manifest.of(folder, self.stage(frame, folder, batch))
-        reach(FailPoint.STAGED, number)
+        may_fail_at(FailPoint.STAGED, number)
         files = self._commit(staged, batch)
-        reach(FailPoint.TABLE_COMMITTED, number)
+        may_fail_at(FailPoint.TABLE_COMMITTED, number)
         if self.announce:
             # A driver that was suspended after its commit would send old numbers after its successor's newer ones.
             self.lease.check()
@@ -150,7 +150,7 @@ class MicroBatches:
         self.reached = batch.note.ends[self.topic]
         self.table.discard_stages()
         self.lease.check()
-        self.table.tend(self.superseded, batches_kept=self.batches_kept, events=self.events)
+        self.table.maintain(self.superseded, batches_kept=self.batches_kept, events=self.events)
 
     def _commit(self, staged: Manifest, batch: Batch) -> list[Folder]:
         if self.table.has(batch.note.write_id, batch.number):

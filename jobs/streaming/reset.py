@@ -22,7 +22,7 @@ from jobs.control.folder import Control
 from jobs.control.incident import lost
 from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease
-from jobs.failpoints import FailPoint, reach
+from jobs.failpoints import FailPoint, may_fail_at
 from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.stream_tables import Note, TableWriter, last_note
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
@@ -80,7 +80,7 @@ def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease
         writers[reset.query.table].reset(reset.note(lease.epoch), clear=reset.query.clears)
         if loss := reset.loss(request.words):
             _report_loss(lake_root, reset.query.source, loss)
-        reach(FailPoint.RESET_COMMITTED, 0)
+        may_fail_at(FailPoint.RESET_COMMITTED, 0)
         lease.check()
         _put_aside(lake_root, reset.query.folder)
     return planned

@@ -101,7 +101,7 @@ class MadeLake:
                 query = _EVENTS.format(**named, from_ms=from_ms, to_ms=to_ms, first=total, count=count)
                 _write(_rows(database, query, schema), folder, drop="hour")
                 writer.commit(Manifest.of(stage), self._note(INGEST, batch, total, total + count))
-                writer.tend()
+                writer.maintain()
                 writer.discard_stages()
                 total += count
         return total // partitions
@@ -122,7 +122,7 @@ class MadeLake:
                 about = _signed(_nulls(schema, 1), {**signed, "offsets": "{}", "watermark": _time(start)})
                 _write(about, stage / f"slice={BATCHES_SLICE}", drop="slice")
                 writer.commit(Manifest.of(stage), self._note(PIPELINE.name, batch, batch, batch + 1))
-                writer.tend()
+                writer.maintain()
                 writer.discard_stages()
 
     def make_final(self, slices: Sequence[Slice], *, keys: int, as_of_ms: int, end: int = 0) -> None:

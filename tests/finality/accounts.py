@@ -170,4 +170,4 @@ def done(made: Made, *accounts: tuple[str, int]) -> None:
     totals = [{"slice": name, "version": version, "run": "r", "kind": "slice"} for name, version in accounts]
     accounts = Accounts.open(made.root, made.pipeline)
     accounts.add(None, totals)
-    accounts.tend("")
+    accounts.maintain("")

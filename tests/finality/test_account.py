@@ -50,7 +50,7 @@ def test_of_a_file_with_rows_of_many_slices_those_that_are_due_are_read(spark: S
     made.build(two_slices())
     final = FinalTable.open(made.root, PIPELINE)
     wanted = {name: final.rows(name) for name in (FIRST.name, SECOND.name)}
-    final.tend(lambda: None, FIRST.end_ms + 400 * 24 * 3_600_000)
+    final.maintain(lambda: None, FIRST.end_ms + 400 * 24 * 3_600_000)
     for names in ({FIRST.name}, {SECOND.name}, {FIRST.name, SECOND.name}):
         files = PipelineLake(made.root, PIPELINE).final_files(final.version, names)
         assert (len(files.own), len(files.folded)) == (0, 1)

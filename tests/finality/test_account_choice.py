@@ -232,7 +232,7 @@ def test_it_is_told_before_tables_are_merged(streamed: Made, monkeypatch: pytest
     streamed.publish(FIRST.name, [], {0: 4}, fingerprint="other")
     row = {"version": 1, "run": "r", "kind": "slice", "unexplained": 1}
     Accounts.open(streamed.root, PIPELINE).add(None, [{"slice": SECOND.name, **row}])
-    monkeypatch.setattr(Accounts, "tend", never)
+    monkeypatch.setattr(Accounts, "maintain", never)
     with pytest.raises(AssertionError):
         streamed.account()
     (incident,) = Incidents.of(streamed.root).still_open(unexplained("rolling_sum"))
@@ -260,15 +260,15 @@ def test_small_files_are_merged_and_nothing_is_lost(streamed: Made, monkeypatch:
 def test_the_live_job_prunes_when_it_tends(streamed: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TableWriter.open(streamed.root / "live" / "rolling_sum", LIVE, "slice", epoch=1)
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", writer.version + 1)
-    writer.tend(lambda: [FIRST.name])
+    writer.maintain(lambda: [FIRST.name])
     assert Live.at(streamed.root, PIPELINE).slices() == ALL_SLICES
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", writer.version)
     said = writer.note
-    writer.tend(lambda: [FIRST.name, "batches"])
+    writer.maintain(lambda: [FIRST.name, "batches"])
     assert Live.at(streamed.root, PIPELINE).slices() == {SECOND.name, THIRD.name}
     live = Live.at(streamed.root, PIPELINE)
     assert live.note == said == tables.last_note(live.path)
-    assert len(live.taken(at(0))) == 4
+    assert len(live.batch_ranges(at(0))) == 4
 
 
 def test_sessions_are_refused(made: Made) -> None:

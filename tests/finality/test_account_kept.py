@@ -183,7 +183,7 @@ def accounted(made: Made, day: int, windows: int, version: int = 1, kept_from: s
     accounts = Accounts.open(made.root, PIPELINE)
     row = {"slice": name(day), "version": version, "run": "r", "kind": "slice", "unexplained": windows}
     accounts.add(drift_file(accounts, day), [row])
-    accounts.tend(kept_from)
+    accounts.maintain(kept_from)
 
 
 def days_in(made: Made, kind: str) -> set[str]:

@@ -32,7 +32,7 @@ def plan(lake: Path, *slices: str) -> RunFolder:
     """A run on empty slices."""
     folder = RunFolder.of(PipelineLake(lake, SUM), "r")
     folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in slices)))
-    folder.take(dict.fromkeys(slices, StagedSlice()))
+    folder.keep_staged(dict.fromkeys(slices, StagedSlice()))
     return folder
 
 
@@ -62,7 +62,7 @@ def test_late_events_that_another_plan_has_counted_stay_counted(tmp_path: Path, 
     ledger.append([with_late(line, 5, 2)])
     if blocked:
         # As if the job had read an event that was not accepted.
-        folder.take({EMPTY: StagedSlice(read=1)})
+        folder.keep_staged({EMPTY: StagedSlice(read=1)})
     assert auditing.examine(PipelineLake(tmp_path, SUM), "r")[EMPTY].passed is not blocked
     newest = Ledger.open(tmp_path, SUM).newest()[EMPTY]
     assert newest.state is (State.BLOCKED if blocked else State.AUDITING)
@@ -89,7 +89,7 @@ def staged_words(lake: Path, *, there: int, said: int, inputs: int) -> RunFolder
     write(pa.Table.from_pylist(rows, schema), own.stage / f"slice={FULL}" / "0.parquet")
     files = (f"{own.stage.name}/slice={FULL}/0.parquet",)
     own.write_result({FULL: StagedSlice(read=3, expected=5, rows=said, files=files)})
-    folder.take(own.result())
+    folder.keep_staged(own.result())
     return folder
 
 
@@ -113,7 +113,7 @@ def test_words_that_were_lost_on_the_way_are_noticed(tmp_path: Path, there: int,
 def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tmp_path: Path) -> None:
     folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
-    folder.take({EMPTY: StagedSlice()}, {FULL: "ARITHMETIC_OVERFLOW in sum"})
+    folder.keep_staged({EMPTY: StagedSlice()}, {FULL: "ARITHMETIC_OVERFLOW in sum"})
     verdicts = auditing.examine(PipelineLake(tmp_path, SUM), "r")
     assert {name: verdict.passed for name, verdict in verdicts.items()} == {FULL: False, EMPTY: True}
     line = Ledger.open(tmp_path, SUM).newest()[FULL]
@@ -132,7 +132,7 @@ def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tm
 def test_slices_that_were_not_tried_are_left_alone(tmp_path: Path) -> None:
     folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     folder.begin(finals.plan_of("r", *(finals.work_of(name, events=0) for name in (FULL, EMPTY))))
-    folder.take({EMPTY: StagedSlice()})
+    folder.keep_staged({EMPTY: StagedSlice()})
     assert set(auditing.examine(PipelineLake(tmp_path, SUM), "r")) == {EMPTY}
     assert set(folder.verdicts() or {}) == {EMPTY}
 

@@ -295,7 +295,7 @@ def test_one_that_slept_through_its_own_reset_moves_no_checkpoint(
         assert point is FailPoint.RESET_COMMITTED
         control.end(control.newest(), Receipt(time=time.time(), clean=False, cause="it slept"))
 
-    monkeypatch.setattr(reset, "reach", sleep)
+    monkeypatch.setattr(reset, "may_fail_at", sleep)
     with pytest.raises(LeaseLostError):
         apply(settings, "ingest", To.EARLIEST, sources=("numbers",))
     assert folder.exists()

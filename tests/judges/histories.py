@@ -11,7 +11,7 @@ import pytest
 from jobs.finality.due import Request
 from jobs.finality.rollback import roll_back
 from jobs.pipelines import days
-from jobs.pipelines.slices import early, slice_at, slice_named
+from jobs.pipelines.slices import slice_at, slice_named, why_early
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.streaming.reset_plan import To
 from tests.judges.simulated_broker import SKEW_MS, Broker
@@ -118,7 +118,7 @@ def back(world: World, slice_: str) -> None:
 
 def names_early(world: World) -> set[str]:
     """The slices that are final but not over."""
-    return {name for name in world.history[-1] if early(SUM, slice_named(SUM, name), world.clock_ms)}
+    return {name for name in world.history[-1] if why_early(SUM, slice_named(SUM, name), world.clock_ms)}
 
 
 OLDEST = slice_at(SUM, BEGIN_MS)

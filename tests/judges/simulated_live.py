@@ -23,7 +23,7 @@ from jobs.finality import account
 from jobs.finality import account_inputs as accounted
 from jobs.lake.columns import TIME
 from jobs.lake.delta.fenced import OvertakenError
-from jobs.lake.live import Live, PruneRequest, Taken
+from jobs.lake.live import BatchRange, Live, PruneRequest
 from jobs.lake.slices import Header
 from jobs.lake.stream_tables import Note, Ranges
 from jobs.refusal import Refusal
@@ -217,7 +217,7 @@ class AccountsModel:
         self.stream.accounted |= {(row["slice"], row["version"]) for row in totals}
         self.stream.world.operate("account: committed")
 
-    def tend(self, kept_from: str) -> None:
+    def maintain(self, kept_from: str) -> None:
         """Do nothing: files have no part in the simulation."""
 
 
@@ -244,7 +244,7 @@ class LiveLake(LakeModel):
         return AccountsModel(self.stream)
 
 
-def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[Taken]) -> dict[str, Any]:
+def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[BatchRange]) -> dict[str, Any]:
     """The total of a slice. Like the product it goes by offsets, so records of two topics do not add up."""
     records = in_slice(seen.landed.records if seen.landed else [], header.slice)  # type: ignore[attr-defined]
     batches = [(each, round(each.watermark.timestamp() * 1000)) for each in taken]

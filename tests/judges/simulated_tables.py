@@ -77,7 +77,7 @@ class FinalModel:
     def staged(self) -> Iterator[Path]:
         yield self.world.root / "stage"
 
-    def tend(self, check: Callable[[], None], now_ms: int) -> None:
+    def maintain(self, check: Callable[[], None], now_ms: int) -> None:
         """Do nothing: files have no part in the protocol."""
 
     def publish(self, publications: Sequence[Publication]) -> None:

@@ -86,7 +86,7 @@ def run(
     world.operate("stage: say so")
     own.write_result(staged)
     world.operate("stage: take it")
-    folder.take(own.result())
+    folder.keep_staged(own.result())
     planning.write_states(
         lake, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work]
     )

@@ -34,7 +34,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         world.arrive(HASTY.start_ms + at)
     world.broker.land_all()
     with model_of(world), monkeypatch.context() as patch:
-        patch.setattr(publishing, "early", lambda *_: None)
+        patch.setattr(publishing, "why_early", lambda *_: None)
         run(world, "hasty", ahead_ms=5 * MINUTE_MS)
     assert HASTY.name in names_early(world)
     world.defects.clear()
@@ -172,7 +172,7 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
         assert slice_.name in telling.unannounced
         planner_of(world).plan("dying", Request(slices=(slice_,), reason="asked"))
         folder = RunFolder.of(LakeModel.of(world), "telling")
-        folder.take({})
+        folder.keep_staged({})
         folder.decide({})
         publish(world, "telling", world.clock_ms)
         run(world, "second")

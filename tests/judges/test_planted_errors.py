@@ -29,7 +29,7 @@ def test_a_run_that_forgets_what_a_dead_one_left_is_found(tmp_path: Path, monkey
 
 
 def test_a_publish_that_does_not_look_at_the_clock_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "early", lambda *_: None)
+    monkeypatch.setattr(publishing, "why_early", lambda *_: None)
     assert any(simulate(tmp_path, seed) for seed in range(0, 100, 5))
 
 

@@ -69,7 +69,7 @@ def work(lake: Path, disk: Disk) -> list[str]:
     own.write_result(
         {name: StagedSlice(rows=count, files=files) for name, (count, files) in own.staged_rows(1).items()}
     )
-    folder.take(own.result())
+    folder.keep_staged(own.result())
     done("staged")
     Incidents.of(lake).open("a.key", "something")
     done("incident")

@@ -236,7 +236,7 @@ def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_p
         for name, plan in plans.items():
             folder = RunFolder.of(LakeModel.of(world), name)
             own = Try.begin(folder.path, plan.names)
-            folder.take({work.slice: stage_slice(own, work) for work in plan.work})
+            folder.keep_staged({work.slice: stage_slice(own, work) for work in plan.work})
             verdict = {"passed": True, "failures": [], "rows": 1, "checksum": "c"}
             folder.decide({work.slice: verdict for work in plan.work})
         fast = publish(world, "fast", world.clock_ms)

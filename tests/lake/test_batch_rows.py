@@ -53,7 +53,7 @@ def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commit:
         row = {"batch": batch, "as_of": now, "offsets": offsets, "watermark": now}
         pq.write_table(pa.Table.from_pylist([row], SCHEMA.remove(4)), file)
         writer.commit(Manifest.of(file.parent.parent), note(batch))
-        writer.tend(batches_kept=KEPT)
+        writer.maintain(batches_kept=KEPT)
         table = DeltaTable(path)
         return Live(path=path, table=table, note=note_at(path, table.version()))
 
@@ -61,7 +61,7 @@ def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commit:
 
 
 def taken(live: Live, since: datetime) -> list[int]:
-    return sorted(taken.start - 100 for taken in live.taken(since))
+    return sorted(taken.start - 100 for taken in live.batch_ranges(since))
 
 
 def test_rows_about_batches_are_bounded_and_complete_for_as_long_as_they_are_needed(commit: Commit) -> None:

@@ -197,7 +197,7 @@ def test_ingest_removes_old_events_now_and_then(events: Events, monkeypatch: pyt
     events.land(NOON_MS - 3 * DAY_MS)
     for _ in range(3):
         events.land(NOON_MS)
-        events.writer.tend(events=kept)
+        events.writer.maintain(events=kept)
     assert events.hours == {hour_of(NOON_MS)}
     assert events.writer.note == last_note(events.lake / SOURCE.events_table)
 

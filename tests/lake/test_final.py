@@ -293,7 +293,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
     def whole(lake: Path) -> None:
         folder = RunFolder.of(PipelineLake(lake, SUM), "r")
         folder.begin(plan_of("r", work_of(FIRST.name)))
-        folder.take({FIRST.name: StagedSlice(read=1)})
+        folder.keep_staged({FIRST.name: StagedSlice(read=1)})
         folder.decide({FIRST.name: {"passed": True}})
         folder.keep_replaced_windows(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
         folder.end()
@@ -464,7 +464,7 @@ def test_files_of_older_versions_go_when_nobody_can_roll_back_to_them(tmp_path: 
     for version in (1, 2, 3):
         table = publish(tmp_path, version)
     there = set(table.path.glob("slice=*/*.parquet"))
-    table.tend(lambda: None, now_ms=0)
+    table.maintain(lambda: None, now_ms=0)
     left = {str(file.relative_to(table.path)) for file in table.path.glob("slice=*/*.parquet")}
     assert left == set(fenced.files_with_sizes(table._table))
     assert len(left) < len(there)

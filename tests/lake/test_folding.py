@@ -119,9 +119,9 @@ def test_the_slices_of_an_hour_are_folded_when_it_has_ended_long_ago(tmp_path: P
     table = publish(tmp_path, AN_HOUR, rows=3)
     before, served_before = content(table, AN_HOUR), relation(tmp_path)
     assert len(folders(table)) == 60
-    table.tend(never, HOURS_LATER - 1)
+    table.maintain(never, HOURS_LATER - 1)
     assert len(folders(table)) == 60
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     assert folders(table) == ["rows-20261110"]
     for seen in (table, reopened(table)):
         assert content(seen, AN_HOUR) == before
@@ -134,10 +134,10 @@ def test_the_slices_of_an_hour_are_folded_when_it_has_ended_long_ago(tmp_path: P
 
 def test_a_turn_without_anything_to_fold_commits_nothing(tmp_path: Path) -> None:
     table = publish(tmp_path, AN_HOUR[:3])
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     version = table.version
     for now_ms in (HOURS_LATER, HOURS_LATER + HOUR_MS, DAYS_LATER, DAYS_LATER + 300 * DAY_MS):
-        table.tend(never, now_ms)
+        table.maintain(never, now_ms)
     assert table.version == version
 
 
@@ -145,7 +145,7 @@ def test_rows_lie_in_the_folded_file_in_order(tmp_path: Path, monkeypatch: pytes
     """They lie in groups, so that a reader of one slice passes over most of them."""
     monkeypatch.setattr(folding, "_GROUP_ROWS", 20)
     table = publish(tmp_path, AN_HOUR, rows=3)
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     (file,) = (file for file in files_with_sizes(table._table) if ROWS_SLICE in file)
     assert pq.read_metadata(table.path / file).num_row_groups == 9
     rows = pq.ParquetFile(table.path / file).read()
@@ -156,7 +156,7 @@ def test_rows_lie_in_the_folded_file_in_order(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("rows", [2, 0])
 def test_a_slice_of_a_folded_hour_is_published_again(tmp_path: Path, rows: int) -> None:
     table = publish(tmp_path, AN_HOUR, 1)
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     before, two = content(table, AN_HOUR), AN_HOUR[7:9]
     table = publish(tmp_path, two, 2, rows=rows)
     assert folders(table) == [*(slice_.name for slice_ in two if rows), "rows-20261110"]
@@ -173,14 +173,14 @@ def test_a_slice_of_a_folded_hour_is_published_again(tmp_path: Path, rows: int) 
 
 
 def test_a_folded_file_of_which_nothing_is_left_goes(tmp_path: Path) -> None:
-    publish(tmp_path, AN_HOUR[:2], 1).tend(never, HOURS_LATER)
+    publish(tmp_path, AN_HOUR[:2], 1).maintain(never, HOURS_LATER)
     table = publish(tmp_path, AN_HOUR[:2], 2)
     assert folders(table) == [slice_.name for slice_ in AN_HOUR[:2]]
     assert len(relation(tmp_path)) == 4
 
 
 def test_a_slice_that_has_no_rows_in_a_folded_file_leaves_it_as_it_is(tmp_path: Path) -> None:
-    publish(tmp_path, AN_HOUR[:3:2], 1).tend(never, HOURS_LATER)
+    publish(tmp_path, AN_HOUR[:3:2], 1).maintain(never, HOURS_LATER)
     publish(tmp_path, AN_HOUR[1:2], 1, rows=0)
     table = FinalTable.open(tmp_path, SUM)
     folded = [file for file in files_with_sizes(table._table) if ROWS_SLICE in file]
@@ -204,11 +204,11 @@ def test_a_day_is_folded_when_no_late_event_can_reopen_its_slices(tmp_path: Path
     table = publish(tmp_path, slices, rows=2)
     before, served_before = content(table, slices), relation(tmp_path)
     # The last hour ended less than two hours ago, though its slices ended earlier.
-    table.tend(never, T0 + 7 * HOUR_MS - 1)
+    table.maintain(never, T0 + 7 * HOUR_MS - 1)
     assert folders(table) == [slices[-2].name, slices[-1].name, *["rows-20261110"] * 4]
-    table.tend(never, DAYS_LATER - 1)
+    table.maintain(never, DAYS_LATER - 1)
     assert folders(table) == ["rows-20261110"] * 5
-    table.tend(never, DAYS_LATER)
+    table.maintain(never, DAYS_LATER)
     assert folders(table) == ["rows-20261110"]
     assert content(reopened(table), slices) == before
     assert relation(tmp_path) == served_before
@@ -218,7 +218,7 @@ def test_the_slices_of_an_old_day_are_folded_at_once(tmp_path: Path) -> None:
     slices = spread(20)
     table = publish(tmp_path, slices)
     version, before = table.version, content(table, slices)
-    table.tend(never, DAYS_LATER + DAY_MS)
+    table.maintain(never, DAYS_LATER + DAY_MS)
     assert folders(table) == ["rows-20261110", "rows-20261111"]
     assert table.version == version + 2
     assert content(table, slices) == before
@@ -226,10 +226,10 @@ def test_the_slices_of_an_old_day_are_folded_at_once(tmp_path: Path) -> None:
 
 def test_slices_of_a_folded_day_that_are_published_again_are_folded_again(tmp_path: Path) -> None:
     slices = spread(14)
-    publish(tmp_path, slices, rows=5).tend(never, DAYS_LATER)
+    publish(tmp_path, slices, rows=5).maintain(never, DAYS_LATER)
     for number, slice_ in enumerate(slices):
         table = publish(tmp_path, [slice_], 2, rows=number)
-        table.tend(never, DAYS_LATER)
+        table.maintain(never, DAYS_LATER)
         # The large file takes in small ones only when there are enough of them.
         assert len(folders(table)) <= 4
     assert [table.rows(slice_.name).num_rows for slice_ in slices] == list(range(14))
@@ -244,7 +244,7 @@ def test_slices_as_long_as_an_hour_or_a_day_are_folded_if_there_are_several(tmp_
     table = publish(tmp_path, slices, pipeline=pipeline, rows=3)
     before = [table.rows(slice_.name) for slice_ in slices]
     for now_ms in (slices[-1].end_ms + 3 * HOUR_MS, slices[-1].end_ms + 400 * DAY_MS):
-        table.tend(never, now_ms)
+        table.maintain(never, now_ms)
         assert [table.rows(slice_.name) for slice_ in slices] == before
     # A slice of a day has a file of its own in any case.
     assert folders(table) == (["rows-20261110"] if seconds == 3600 else [slice_.name for slice_ in slices])
@@ -256,9 +256,9 @@ def test_slices_as_long_as_an_hour_or_a_day_are_folded_if_there_are_several(tmp_
 def test_what_was_published_before_a_fold_can_be_rolled_back_to(tmp_path: Path) -> None:
     publish(tmp_path, AN_HOUR[:4], 1)
     table = publish(tmp_path, AN_HOUR[:2], 2)
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     table = publish(tmp_path, AN_HOUR[:1], 3)
-    table.tend(never, DAYS_LATER)
+    table.maintain(never, DAYS_LATER)
     table = publish(tmp_path, AN_HOUR[:1], 4)
     for version in (1, 2, 3, 4):
         header, rows = rollback.earlier(PipelineLake(tmp_path, SUM), table, AN_HOUR[0].name, version)
@@ -276,7 +276,7 @@ def test_a_version_that_was_folded_long_ago_is_read_as_it_was_folded(
     monkeypatch.setattr(
         final_module, "_retention", lambda: {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
     )
-    publish(tmp_path, AN_HOUR[:2], 1).tend(never, HOURS_LATER)
+    publish(tmp_path, AN_HOUR[:2], 1).maintain(never, HOURS_LATER)
     table = FinalTable.open(tmp_path, SUM)
     table.delete_what_no_reader_needs()
     assert not (table.path / f"slice={AN_HOUR[0].name}").exists()
@@ -293,10 +293,10 @@ def test_rows_of_two_definitions_are_not_mixed_in_a_file(tmp_path: Path) -> None
     table = publish(tmp_path, AN_HOUR[1:3], 2, MORE)
     before = content(table, AN_HOUR[:4])
     for now_ms in (HOURS_LATER, DAYS_LATER):
-        table.tend(never, now_ms)
+        table.maintain(never, now_ms)
         assert folders(table) == ["rows-20261110"] * 2
         version = table.version
-        table.tend(never, now_ms)
+        table.maintain(never, now_ms)
         assert table.version == version
         assert content(table, AN_HOUR[:4]) == before
         assert [table.has_columns_of_now(slice_.name) for slice_ in AN_HOUR[:4]] == [False, True, True, False]
@@ -336,7 +336,7 @@ def test_a_slice_with_a_window_that_begins_elsewhere_stays_as_it_is(tmp_path: Pa
         pq.write_table(pa.Table.from_pylist(values, columns_of(SUM)), stray.files[0])
         table.publish([stray])
     for now_ms in (HOURS_LATER, DAYS_LATER):
-        table.tend(never, now_ms)
+        table.maintain(never, now_ms)
         assert folders(table) == [AN_HOUR[1].name, "rows-20261110"]
         assert [table.rows(slice_.name).num_rows for slice_ in AN_HOUR[:3]] == [1, 2, 1]
 
@@ -351,7 +351,7 @@ def test_a_file_without_statistics_stays_as_it_is_and_a_folded_one_is_looked_int
 def test_large_slices_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folding, "GOOD_FILE_BYTES", 1000)
     table = publish(tmp_path, AN_HOUR[:3])
-    table.tend(never, DAYS_LATER)
+    table.maintain(never, DAYS_LATER)
     assert folders(table) == [slice_.name for slice_ in AN_HOUR[:3]]
 
 
@@ -360,7 +360,7 @@ def test_a_folded_file_has_a_bounded_size_and_no_slice_is_torn(tmp_path: Path, m
     size = max(files_with_sizes(table._table).values())
     monkeypatch.setattr(folding, "_MOST_BYTES", 4 * size)
     before = content(table, AN_HOUR[:10])
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     assert folders(table) == ["rows-20261110"] * 3
     assert content(table, AN_HOUR[:10]) == before
     files = [Stored(f"slice={slice_.name}/{n}", 10, 1, None, None) for slice_ in AN_HOUR for n in (0, 1, 2)]
@@ -382,7 +382,7 @@ def test_a_file_that_cannot_be_read_stops_nothing_else(tmp_path: Path, caplog: p
     torn.write_bytes(b"PAR1 and no more")
     pq.write_table(rows_of(SUM, slices[0], 1, 2), next((table.path / f"slice={slices[0].name}").iterdir()))
     with caplog.at_level(logging.ERROR):
-        table.tend(never, HOURS_LATER + 2 * HOUR_MS)
+        table.maintain(never, HOURS_LATER + 2 * HOUR_MS)
     assert folders(table) == [*(slice_.name for slice_ in slices[:4]), "rows-20261110"]
     assert "files of rolling_sum of 20261110 are not folded: Could not open Parquet" in caplog.text
     assert "they have 3 rows, but 2 by the log of the table" in caplog.text
@@ -408,7 +408,7 @@ def test_one_whose_lease_is_lost_folds_nothing(tmp_path: Path) -> None:
         raise Refusal("another has taken over")
 
     with pytest.raises(Refusal, match="taken over"):
-        table.tend(lost, HOURS_LATER)
+        table.maintain(lost, HOURS_LATER)
     assert folders(FinalTable.open(tmp_path, SUM)) == [slice_.name for slice_ in AN_HOUR[:3]]
 
 
@@ -416,13 +416,13 @@ def test_one_who_folds_while_another_publishes_changes_nothing(tmp_path: Path) -
     sleeper = publish(tmp_path, AN_HOUR[:3])
     table = publish(tmp_path, AN_HOUR[:1], 2)
     with pytest.raises(OvertakenError, match="another writer has committed"):
-        sleeper.tend(never, HOURS_LATER)
+        sleeper.maintain(never, HOURS_LATER)
     table = FinalTable.open(tmp_path, SUM)
     assert folders(table) == [slice_.name for slice_ in AN_HOUR[:3]]
     assert len(relation(tmp_path)) == 4
     # The same holds the other way round.
     sleeper = FinalTable.open(tmp_path, SUM)
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     with sleeper.staged() as stage, pytest.raises(OvertakenError, match="another writer has committed"):
         sleeper.publish([staged(stage, AN_HOUR[1], 2, SUM, 2)])
     assert len(relation(tmp_path)) == 4
@@ -431,7 +431,7 @@ def test_one_who_folds_while_another_publishes_changes_nothing(tmp_path: Path) -
 def folding_and_publishing(lake: Path) -> None:
     """Fold slices, then publish two of them again."""
     table = FinalTable.open(lake, SUM)
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     with table.staged() as stage:
         table.publish([staged(stage, slice_, 2, SUM, 2) for slice_ in AN_HOUR[1:3]])
 
@@ -457,7 +457,7 @@ def test_who_dies_anywhere_leaves_what_was_there_before_or_the_new(tmp_path: Pat
         assert {slice_: table.rows(slice_.name).num_rows for slice_ in rows} == rows
         assert {slice_: table.headers()[slice_.name].version for slice_ in rows} == rows
         assert len(relation(lake)) == sum(rows.values())
-        table.tend(never, HOURS_LATER)
+        table.maintain(never, HOURS_LATER)
         if not new:
             folding_and_publishing(lake)
         assert len(relation(lake)) == 6
@@ -472,14 +472,14 @@ def test_a_fold_is_durable_before_its_commit(tmp_path: Path, monkeypatch: pytest
         kept.extend(action.path for action in actions if (self.path / action.path).is_file())
 
     monkeypatch.setattr(FencedTable, "_keep", seen)
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     (folded,) = (file for file in files_with_sizes(table._table) if ROWS_SLICE in file)
     assert folded in kept
 
 
 def test_a_fold_tells_readers_of_changes_that_no_row_has_changed(tmp_path: Path) -> None:
     table = publish(tmp_path, AN_HOUR[:3])
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     (entry,) = table.path.glob(f"_delta_log/{table.version:020}.json")
     assert entry.read_text().count('"dataChange":false') == 4
     assert '"dataChange":true' not in entry.read_text()
@@ -540,13 +540,13 @@ class Told:
 
     def fold(self, now_ms: int) -> None:
         table = FinalTable.open(self.lake, MORE)
-        table.tend(never, now_ms)
+        table.maintain(never, now_ms)
         version = table.version
         if now_ms > DAYS_LATER:
-            table.tend(never, now_ms)
+            table.maintain(never, now_ms)
             assert len(folders(table)) <= 2 * 2 * 3
         else:
-            table.tend(never, now_ms)
+            table.maintain(never, now_ms)
             assert table.version == version
 
     def roll_back(self, what: tuple[Slice, int]) -> None:

@@ -184,7 +184,7 @@ def test_a_reset_survives_a_merge_and_the_files_it_took_away_are_deleted(
     writer = opened(path)
     for batch in range(12):
         writer.commit(Manifest.of(stage(writer, batch)), note(batch, epoch=3, write_id="new"))
-        writer.tend()
+        writer.maintain()
         assert rows(path) == list(range(batch + 1))
     assert not taken & files_on_disk(path)
 
@@ -372,9 +372,9 @@ def test_an_overtaken_writer_that_compacts_ends_and_hides_nothing(
     successor = opened(path)
     commit(successor, 4, epoch=2)
     if successor_compacts:
-        successor.tend()
+        successor.maintain()
     with pytest.raises(OvertakenError):
-        zombie.tend()
+        zombie.maintain()
     assert rows(path) == [0, 1, 2, 3, 4]
     assert last_note(path) == note(4, epoch=2)
     again = opened(path)
@@ -394,7 +394,7 @@ class Actor:
 
 
 STEPS = st.tuples(
-    st.sampled_from(["lease", "open", "open", "stage", "stage", "commit", "commit", "tend"]), st.integers(0, 2)
+    st.sampled_from(["lease", "open", "open", "stage", "stage", "commit", "commit", "maintain"]), st.integers(0, 2)
 )
 
 
@@ -427,9 +427,9 @@ def test_whatever_three_writers_do_each_batch_is_there_once(
                 actor.writer.commit(Manifest.of(actor.staged, 1), note(committed, actor.epoch))
                 committed, actor.seen = committed + 1, newest + 1
             actor.staged = None
-        elif step == "tend" and actor.writer:
+        elif step == "maintain" and actor.writer:
             with suppress(OvertakenError):  # It may find no files to merge.
-                actor.writer.tend()
+                actor.writer.maintain()
             assert actor.seen == newest or DeltaTable(path).version() == newest
             actor.seen = DeltaTable(path).version() if actor.seen == newest else actor.seen
         assert rows(path) == list(range(committed))

@@ -65,7 +65,7 @@ def stage(lake: Path, versions: Sequence[tuple[Slice, int]], run: str) -> tuple[
     publications = [staged(folder.path / "try", slice_, version, SUM, 1) for slice_, version in versions]
     files = [tuple(str(file.relative_to(folder.path)) for file in each.files) for each in publications]
     names = [slice_.name for slice_, _ in versions]
-    folder.take({name: StagedSlice(rows=1, files=each) for name, each in zip(names, files, strict=True)})
+    folder.keep_staged({name: StagedSlice(rows=1, files=each) for name, each in zip(names, files, strict=True)})
     return folder, {each.header.slice: replace(each.header, run=run) for each in publications}
 
 
@@ -79,7 +79,7 @@ def test_a_slice_whose_rows_cannot_be_read_keeps_no_other_slice_back(
 ) -> None:
     """All slices of the run are adjacent, so they would be one commit."""
     table = publish(tmp_path, AN_HOUR[:-1])
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     publish(tmp_path, NEXT_HOUR[:1])
     file = folded_file(table)
     content = file.read_bytes()
@@ -104,7 +104,7 @@ def test_a_slice_whose_rows_cannot_be_read_keeps_no_other_slice_back(
 def test_a_run_with_such_a_slice_has_not_ended_so_that_a_plan_finds_it(tmp_path: Path) -> None:
     """One such run is enough, however long the file is not restored."""
     table = publish(tmp_path, AN_HOUR[:3])
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
     file, name = folded_file(table), AN_HOUR[0].name
     cut_off(file)
     ended = []
@@ -121,7 +121,7 @@ def test_a_run_with_such_a_slice_has_not_ended_so_that_a_plan_finds_it(tmp_path:
 
 def test_a_full_disk_is_no_fault_of_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = publish(tmp_path, AN_HOUR[:3])
-    table.tend(never, HOURS_LATER)
+    table.maintain(never, HOURS_LATER)
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")

@@ -180,7 +180,7 @@ def test_a_warm_lake_outlives_merges_and_a_new_table(
 ) -> None:
     monkeypatch.setattr("jobs.lake.stream_tables.COMPACT_EVERY_COMMITS", 1)
     before = rows(lake, "FROM word_count ORDER BY ALL")
-    words.writer.tend()
+    words.writer.maintain()
     assert rows(lake, "FROM word_count ORDER BY ALL") == before
     shutil.rmtree(tmp_path / "live" / "word_count")
     again = Table(tmp_path / "live" / "word_count", LIVE, "slice")

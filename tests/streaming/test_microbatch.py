@@ -106,7 +106,7 @@ class Scene:
 def scene(tmp_path: Path, checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
     scene = Scene(tmp_path / "lake", checkpoint_path)
-    monkeypatch.setattr(microbatch, "reach", scene.reach)
+    monkeypatch.setattr(microbatch, "may_fail_at", scene.reach)
     yield scene
     scene.lease.release(Receipt(time=time.time(), clean=True, cause="end of the test"))
 

@@ -160,7 +160,7 @@ class RunFolder:
         unannounced = read.pop("untold", ()) or read.get("unannounced", ())
         return Plan(**{**read, "work": work, "offsets": offsets, "unannounced": tuple(unannounced)})
 
-    def take(self, staged: Mapping[str, StagedSlice], failed: Mapping[str, str] | None = None) -> None:
+    def keep_staged(self, staged: Mapping[str, StagedSlice], failed: Mapping[str, str] | None = None) -> None:
         """Take the rows that tries have staged. ``failed``: the reasons for slices that could not be computed."""
         slices = {name: asdict(slice_) for name, slice_ in staged.items()}
         self._write("staged", {"slices": slices, "failed": dict(failed or {})})

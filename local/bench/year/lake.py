@@ -88,7 +88,7 @@ class EventsYear:
         note = note_of(INGEST, self.source, self.topic, number, number + len(slices), batch=_batch(self.writer))
         self.writer.commit(Manifest.of(stage), note)
         self.writer.discard_stages()
-        self.writer.tend(events=self._kept())
+        self.writer.maintain(events=self._kept())
 
     def _kept(self) -> KeptEvents:
         """Events are kept for as long as their source says, and longer if a pipeline still needs them."""
@@ -133,7 +133,7 @@ class PipelineYear:
         self._announce(headers)
         self._publish(headers)
         self._ledger.append([reconciled(header, self._entry(header, State.FINAL)) for header in headers])
-        self._final.tend(_nothing, round(self.clock.now * 1000))
+        self._final.maintain(_nothing, round(self.clock.now * 1000))
         with_folder()
         self.unaccounted += headers
         if len(slices) > 1 or slices[-1].end_ms % ACCOUNT_EVERY_MS == 0:
@@ -150,7 +150,7 @@ class PipelineYear:
         note = note_of(self.pipeline.name, self.pipeline.source, self.topic, number, number + len(slices), batch=batch)
         self._stream.commit(Manifest.of(stage), note)
         self._stream.discard_stages()
-        self._stream.tend(self._superseded)
+        self._stream.maintain(self._superseded)
         self.live.append(shown)
 
     def _superseded(self) -> list[str]:
@@ -242,7 +242,7 @@ class PipelineYear:
         for day, rows in by_day.items():
             _write(rows, drift_schema(self.pipeline), stage / f"day={day}", drop="day")
         accounts.add(stage, [row for row in totals if set(row) <= set(BALANCE_SCHEMA.names)])
-        accounts.tend(accounts_kept_from(self._final))
+        accounts.maintain(accounts_kept_from(self._final))
         self._say_needed(self.unaccounted[-1])
         self.unaccounted = []
 

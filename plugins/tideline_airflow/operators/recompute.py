@@ -45,7 +45,7 @@ class PlanOperator(PipelineOperator):
 
         run = context["dag_run"]
         try:
-            ask = asked(self.definition, run, context["params"], lambda: self._taken(run.run_id))
+            ask = asked(self.definition, run, context["params"], lambda: self._slices_of_earlier_try(run.run_id))
         except Refusal as refusal:
             # Each try would be refused again. A broker that does not answer is no refusal: it may answer the next try.
             raise AirflowFailException(str(refusal)) from refusal
@@ -77,7 +77,7 @@ class PlanOperator(PipelineOperator):
             planner.await_ingest(run_id, request)
             return planner.plan(run_id, request)
 
-    def _taken(self, run_id: str) -> list[Slice]:
+    def _slices_of_earlier_try(self, run_id: str) -> list[Slice]:
         """The slices of an earlier try of this run, from the ledger."""
         from jobs.query.lake import Lake
 
@@ -102,13 +102,13 @@ class RecomputeOperator(BatchJobOperator):
         folder.begin(plan)
         staged = {work.slice: StagedSlice() for work in plan.work if not work.window_events}
         if not plan.has_windows:
-            folder.take(staged)
+            folder.keep_staged(staged)
             self.log.info("The %d planned slices have no windows, so no Spark job is started.", len(plan.work))
             return
         busy = plan.only(name for name in plan.names if name not in staged)
         if task.try_number <= task.max_tries:
             # The failure may be temporary, so the next try takes all slices again.
-            folder.take(staged | self._compute(folder, busy))
+            folder.keep_staged(staged | self._compute(folder, busy))
             return
         try:
             found = isolate(busy.names, lambda group: self._compute_group(folder, busy.only(group)))
@@ -116,7 +116,7 @@ class RecomputeOperator(BatchJobOperator):
             raise DriverError(f"the cause is probably outside of the slices, so none is blocked: {error}") from error
         for result in found.results:
             staged |= result
-        folder.take(staged, found.failing)
+        folder.keep_staged(staged, found.failing)
         for name, why in found.failing.items():
             self.log.error("slice %s cannot be computed: %s", name, why)
 

@@ -53,19 +53,19 @@ class Asked:
     dry_run: bool = False
 
 
-def asked(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]) -> Asked:
-    """Decide which slices a run takes. ``taken`` returns those that it took before it was cleared."""
+def asked(pipeline: Pipeline, run: Run, params: Mapping[str, Any], earlier: Callable[[], Sequence[Slice]]) -> Asked:
+    """Decide which slices a run takes. ``earlier`` returns those that it took before it was cleared."""
     if run.run_type not in ("scheduled", "backfill"):
         # Started by a person or by another DAG. Their params name the slices.
-        return _by_hand(pipeline, run, params, taken)
+        return _by_hand(pipeline, run, params, earlier)
     if run.clear_number:
-        return Asked(request=_again(pipeline, run, taken))
+        return Asked(request=_again(pipeline, run, earlier))
     if run.run_type == "backfill":
         return Asked(request=_own_slice(pipeline, run, f"backfill {run.run_id}"))
     return Asked()
 
 
-def _by_hand(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Callable[[], Sequence[Slice]]) -> Asked:
+def _by_hand(pipeline: Pipeline, run: Run, params: Mapping[str, Any], earlier: Callable[[], Sequence[Slice]]) -> Asked:
     dry_run, reason = bool(params["dry_run"]), str(params.get("reason") or "").strip()
     slices = _between(pipeline, params.get("from"), params.get("to"))
     wants = bool(slices or params.get("outdated") or run.partition_key)
@@ -79,7 +79,7 @@ def _by_hand(pipeline: Pipeline, run: Run, params: Mapping[str, Any], taken: Cal
         return Asked(request=Request(slices=slices, reason=reason or "dry run"), dry_run=dry_run)
     if run.partition_key:
         return Asked(request=_own_slice(pipeline, run, reason or "dry run"), dry_run=dry_run)
-    return Asked(request=_again(pipeline, run, taken) if run.clear_number and not dry_run else None, dry_run=dry_run)
+    return Asked(request=_again(pipeline, run, earlier) if run.clear_number and not dry_run else None, dry_run=dry_run)
 
 
 def _between(pipeline: Pipeline, from_: str | None, to: str | None) -> tuple[Slice, ...]:
@@ -95,8 +95,8 @@ def _between(pipeline: Pipeline, from_: str | None, to: str | None) -> tuple[Sli
     return tuple(slices_between(pipeline, from_ms, to_ms))
 
 
-def _again(pipeline: Pipeline, run: Run, taken: Callable[[], Sequence[Slice]]) -> Request | None:
-    slices = tuple(taken())
+def _again(pipeline: Pipeline, run: Run, earlier: Callable[[], Sequence[Slice]]) -> Request | None:
+    slices = tuple(earlier())
     return Request(slices=slices, reason="cleared") if slices else _own_slice(pipeline, run, "cleared")
 
 

@@ -46,7 +46,7 @@ def test_the_result_of_an_orphan_is_not_taken(folder: RunFolder) -> None:
     own.write_result(staged(own, 3))
     # Before the task takes the report of its own try, and after it.
     orphan.write_result(staged(orphan, 1))
-    folder.take(own.result())
+    folder.keep_staged(own.result())
     orphan.write_result({})
     assert (folder.staged() or {})[SLICE].rows == 3
     assert [file.parts[-3] for file in map(Path, map(str, folder.files(SLICE)))] == [f"windows-{own.name}"]

@@ -134,7 +134,7 @@ def test_statistics_survive_a_merge(path: Path, monkeypatch: pytest.MonkeyPatch)
     writer = opened(path)
     for batch in range(9):
         commit(writer, batch)
-    writer.tend()
+    writer.maintain()
     assert len(DeltaTable(path).file_uris()) == 1
     dataset = files_of(DeltaTable(path), path)
     assert dataset.count_rows(filter=pc.field("text").is_null()) == 3

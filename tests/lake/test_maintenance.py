@@ -21,17 +21,17 @@ from tests.lake.test_stream_tables import WRITE_ID, commit, files_on_disk, note,
 def test_small_files_are_merged_at_their_time_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
     writer = opened(path)
-    writer.tend()
+    writer.maintain()
     for batch in range(4):
         commit(writer, batch)
-        writer.tend()
+        writer.maintain()
         assert len(DeltaTable(path).file_uris()) == batch + 1
     commit(writer, 4)
-    writer.tend()
+    writer.maintain()
     assert len(DeltaTable(path).file_uris()) == 1
     assert DeltaTable(path).version() == 6
     commit(writer, 5)
-    writer.tend()
+    writer.maintain()
     assert len(DeltaTable(path).file_uris()) == 2
     assert (rows(path), last_note(path)) == ([0, 1, 2, 3, 4, 5], note(5))
     assert opened(path).has(WRITE_ID, 5)
@@ -43,7 +43,7 @@ def test_the_cadence_goes_on_after_each_merge(path: Path, monkeypatch: pytest.Mo
     most = 0
     for batch in range(30):
         commit(writer, batch)
-        writer.tend()
+        writer.maintain()
         most = max(most, len(DeltaTable(path).file_uris()))
     assert most <= 6
     assert (rows(path), last_note(path)) == (list(range(30)), note(29))
@@ -57,11 +57,11 @@ def test_files_that_no_reader_needs_are_deleted(path: Path, monkeypatch: pytest.
     writer = opened(path)
     for batch in range(9):
         commit(writer, batch)
-        writer.tend()
+        writer.maintain()
     assert DeltaTable(path).version() == 11, "nine commits and two merges; a deletion is no commit"
     for batch in range(9, 30):
         commit(writer, batch)
-        writer.tend()
+        writer.maintain()
         assert rows(path) == list(range(batch + 1))
         assert last_note(path) == note(batch)
     assert len(files_on_disk(path)) < 20
@@ -100,7 +100,7 @@ def test_files_are_deleted_several_times_within_the_time_for_which_they_are_kept
         last = json.loads((path / "_freed.json").read_text())
         (path / "_freed.json").write_text(json.dumps({**last, "time": last["time"] - 120}))
         commit(writer, turns)
-        writer.tend()
+        writer.maintain()
         assert (json.loads((path / "_freed.json").read_text())["files"] != 7) == bool(turns)
 
 
@@ -119,11 +119,11 @@ def test_an_overtaken_writer_deletes_nothing(path: Path, monkeypatch: pytest.Mon
     before = files_on_disk(path)
     assert len(before) == 5
     with pytest.raises(OvertakenError, match="deletes nothing"):
-        zombie.tend()
+        zombie.maintain()
     assert files_on_disk(path) == before
     with pytest.raises(OvertakenError):
         commit(zombie, 3, 99)
-    successor.tend()
+    successor.maintain()
     assert len(files_on_disk(path)) < 5
     assert (rows(path), last_note(path)) == ([0, 1, 2, 3], note(3, epoch=2))
 
@@ -136,7 +136,7 @@ def test_what_readers_may_still_need_is_kept(path: Path, monkeypatch: pytest.Mon
         commit(writer, batch)
     reader = DeltaTable(path)
     commit(writer, 4)
-    writer.tend()
+    writer.maintain()
     assert sorted(files_of(reader, path).to_table()["number"].to_pylist()) == [0, 1, 2, 3]
     assert rows(path) == [0, 1, 2, 3, 4]
 
