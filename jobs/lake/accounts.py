@@ -96,14 +96,14 @@ class _DayTable(FencedTable):
         files = [file for file in self.files if days is None or value_of(file) in days]
         return dataset(self._table, self.path, files).to_table(columns=list(columns), filter=where)
 
-    def maintain(self, kept_from: str, said: str = "{}") -> None:
+    def maintain(self, kept_from: str, metadata: str = "{}") -> None:
         """Now and then remove days before ``kept_from``, merge small files, and delete unneeded files."""
         if self.version % _MERGE_EVERY_COMMITS == 0:
             remove(self.staging)
             old = {file: size for file, size in self.files.items() if value_of(file) < kept_from}
             if old:
-                self.transact([self.removal(file, size) for file, size in old.items()], said)
-            self.merge_small_files(said)
+                self.transact([self.removal(file, size) for file, size in old.items()], metadata)
+            self.merge_small_files(metadata)
             self.delete_now_and_then()
 
 
@@ -143,9 +143,9 @@ class Accounts:
     def unexplained(self) -> list[dict[str, Any]]:
         """Return the slices with unexplained windows in their newest account: slice, version, count, in order."""
         # Each commit has the list in its metadata, unless the list is too long.
-        said = next((words.get("unexplained") for _, words in self._balance.words()), None)
-        if said is not None:
-            return [{"slice": slice_, "version": version, "unexplained": count} for slice_, version, count in said]
+        listed = self._balance.newest_metadata().get("unexplained")
+        if listed is not None:
+            return [{"slice": slice_, "version": version, "unexplained": count} for slice_, version, count in listed]
         rows = self._balance.rows(["slice", "version", "unexplained"], ds.field("kind") == "slice")
         return _still_unexplained(rows.to_pylist())
 
@@ -168,8 +168,8 @@ class Accounts:
         accounts = sorted({(row["slice"], row["version"]) for row in totals})
         staged = files_in(stage) if stage else []
         added = self._drift.place_all(staged)
-        said = {"accounts": accounts, "files": [action.path for action in added]}
-        self._drift.transact([*added, *self._left_over()], _json(said))
+        metadata = {"accounts": accounts, "files": [action.path for action in added]}
+        self._drift.transact([*added, *self._left_over()], _json(metadata))
         remove(stage or self.new_stage())
         self._add_totals(totals, accounts)
 
@@ -180,18 +180,18 @@ class Accounts:
         again.
         """
         self._drift.maintain(kept_from)
-        said = next((words for _, words in self._balance.words()), {})
-        if still := said.get("unexplained"):
-            said["unexplained"] = [row for row in still if row[0] >= kept_from]
-        self._balance.maintain(kept_from, _json(said))
+        metadata = self._balance.newest_metadata()
+        if still := metadata.get("unexplained"):
+            metadata["unexplained"] = [row for row in still if row[0] >= kept_from]
+        self._balance.maintain(kept_from, _json(metadata))
 
     def _left_over(self) -> list[Any]:
         """Return the removals of drift rows that the last account left, if it was killed before its totals."""
-        said, files = next((words for _, words in self._drift.words()), {}), self._drift.files
-        accounts = {(slice_, version) for slice_, version in said.get("accounts", ())}
+        metadata, files = self._drift.newest_metadata(), self._drift.files
+        accounts = {(slice_, version) for slice_, version in metadata.get("accounts", ())}
         if accounts <= self.done({slice_[:8] for slice_, _ in accounts}):
             return []
-        return [self._drift.removal(file, files[file]) for file in said["files"] if file in files]
+        return [self._drift.removal(file, files[file]) for file in metadata["files"] if file in files]
 
     def _add_totals(self, totals: Sequence[Mapping[str, Any]], accounts: Sequence[tuple[str, int]]) -> None:
         still = _still_unexplained([*self.unexplained(), *(row for row in totals if row["kind"] == "slice")])
@@ -218,5 +218,5 @@ def _is_off(difference: ds.Expression, type_: pa.DataType) -> ds.Expression:
     return (difference != pa.scalar(0, type_)) | difference.is_null()
 
 
-def _json(said: Mapping[str, Any]) -> str:
-    return json.dumps(said, separators=(",", ":"))
+def _json(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(metadata, separators=(",", ":"))

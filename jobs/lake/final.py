@@ -321,8 +321,8 @@ class FinalTable(FencedTable):
         this returns 8. The slice's rows are the same in 5, but the files of 5 may have been folded and deleted since.
         """
         newest: int | None = None
-        for number, words in self.words():
-            brought = words.get("versions", {}).get(slice_, 0)
+        for number, metadata in self.metadata():
+            brought = metadata.get("versions", {}).get(slice_, 0)
             if brought == version:
                 return self.version if newest is None else newest
             if brought > version:

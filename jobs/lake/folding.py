@@ -246,11 +246,11 @@ def failed_lately(path: Folder) -> dict[str, float]:
     """Return the first file of each fold that failed within a day, in any process, and when it failed."""
     now = time.time()
     try:
-        said = {str(file): float(at) for file, at in json.loads((path / _FAILED).read_text()).items()}
+        failed = {str(file): float(at) for file, at in json.loads((path / _FAILED).read_text()).items()}
     except (FileNotFoundError, ValueError, AttributeError, TypeError):
         return {}
     # A time in the future came from a wrong clock.
-    return {file: at for file, at in said.items() if 0 <= now - at < _TRY_AGAIN_SECONDS}
+    return {file: at for file, at in failed.items() if 0 <= now - at < _TRY_AGAIN_SECONDS}
 
 
 def remember_failed(path: Folder, fold: Fold) -> None:

@@ -107,7 +107,7 @@ class Ledger(FencedTable):
     def counted(self) -> LateCountPosition | None:
         """Return how far late events were counted at the last write; None before the first count."""
         # Each commit of lines repeats it. The commit that created the table does not have it.
-        counted = next((words["counted"] for _, words in self.words() if "counted" in words), None)
+        counted = next((metadata["counted"] for _, metadata in self.metadata() if "counted" in metadata), None)
         return LateCountPosition.from_json(counted) if counted else None
 
     def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
@@ -168,14 +168,14 @@ class Ledger(FencedTable):
         with self.staged() as stage:
             actions = [self.place(self._write(stage, day, lines)) for day, lines in by_day.items()]
         counted = counted or self.counted()
-        words = json.dumps({"counted": counted.to_json() if counted else None}, separators=(",", ":"))
-        self.transact(actions, words)
+        metadata = json.dumps({"counted": counted.to_json() if counted else None}, separators=(",", ":"))
+        self.transact(actions, metadata)
         if self.version % _MERGE_EVERY_COMMITS == 0:
-            self._remove_old_lines(words)
-            self.merge_small_files(words)
+            self._remove_old_lines(metadata)
+            self.merge_small_files(metadata)
             self.delete_now_and_then()
 
-    def _remove_old_lines(self, words: str) -> None:
+    def _remove_old_lines(self, metadata: str) -> None:
         """Remove lines older than `LEDGER_KEPT_DAYS`, except each slice's newest line; a few days per turn.
 
         A plan reads the state of a slice from its newest line, even of very old slices.
@@ -193,7 +193,7 @@ class Ledger(FencedTable):
                 write(kept, file)
                 actions += [self.place(file), *(self.removal(name, size) for name, size in files.items())]
         if actions:
-            self.transact(actions, words)
+            self.transact(actions, metadata)
 
     def _days_with_old_lines(self) -> dict[str, tuple[dict[str, int], pa.Scalar]]:
         """The files of days that have old lines and more lines than slices; the days with most lines come first.

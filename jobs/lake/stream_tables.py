@@ -17,7 +17,7 @@ from jobs.control.checkpoint import Offsets, reset_command
 from jobs.failpoints import FailPoint, may_fail_at
 from jobs.lake.batch_rows import files_about_batches, to_remove, write_first_row
 from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, for_each, opened
-from jobs.lake.delta.log import open_whole, said
+from jobs.lake.delta.log import commit_infos, open_whole
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents, old_hours
 from jobs.pipelines.layout import BATCHES_SLICE
@@ -111,7 +111,7 @@ def last_note(path: Folder, *, mends: bool = False) -> Note | None:
 
 def note_at(path: Folder, version: int) -> Note | None:
     """Return the newest note up to a version of a table. Later versions, which the log may have by now, are ignored."""
-    notes = (words.get("userMetadata") for _, words in said(path, version))
+    notes = (info.get("userMetadata") for _, info in commit_infos(path, version))
     return next((Note.from_json(note) for note in notes if note), None)
 
 
@@ -310,8 +310,8 @@ def _types(schema: Schema) -> dict[str, Any]:
     return {field["name"]: _bare(field["type"]) for field in json.loads(schema.to_json())["fields"]}
 
 
-def _bare(words: Any) -> Any:
-    if isinstance(words, dict):
+def _bare(info: Any) -> Any:
+    if isinstance(info, dict):
         left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
-        return {name: _bare(word) for name, word in words.items() if name not in left_out}
-    return [_bare(word) for word in words] if isinstance(words, list) else words
+        return {name: _bare(word) for name, word in info.items() if name not in left_out}
+    return [_bare(word) for word in info] if isinstance(info, list) else info

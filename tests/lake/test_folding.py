@@ -483,7 +483,7 @@ def test_a_fold_tells_readers_of_changes_that_no_row_has_changed(tmp_path: Path)
     (entry,) = table.path.glob(f"_delta_log/{table.version:020}.json")
     assert entry.read_text().count('"dataChange":false') == 4
     assert '"dataChange":true' not in entry.read_text()
-    assert next(table.words())[1] == {"folded": "20261110"}
+    assert next(table.metadata())[1] == {"folded": "20261110"}
 
 
 # -- All of it, in any order --

@@ -22,7 +22,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from jobs.lake.delta.log import keep_entry, open_whole, said, said_at
+from jobs.lake.delta.log import commit_info, commit_infos, keep_entry, open_whole
 from jobs.lake.delta.merging import bins
 from jobs.lake.delta.reading import dataset, files_with_sizes, partition_folder
 from jobs.lake.delta.retention import Freed, is_due, took_turn, unneeded
@@ -111,15 +111,16 @@ class FencedTable:
             log.warning("the commit to %s succeeded, but a step after it failed: %s", self.path, error)
         self._see_own_commit()
 
-    def words(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def metadata(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the number and the metadata of each commit, from this version back."""
         return (
-            (number, json.loads(each.get("userMetadata") or "{}")) for number, each in said(self.path, self.version)
+            (number, json.loads(each.get("userMetadata") or "{}"))
+            for number, each in commit_infos(self.path, self.version)
         )
 
     def _is_there(self, attempt: str) -> bool:
         """Whether the next version is this commit: after a lost answer a client's second request finds it there."""
-        return said_at(self.path, self.version + 1).get("attempt") == attempt
+        return commit_info(self.path, self.version + 1).get("attempt") == attempt
 
     def _see_own_commit(self) -> None:
         before = self.version
@@ -291,5 +292,8 @@ def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> No
 
 
 def _handing_on(table: DeltaTable, path: Folder) -> CommitProperties:
-    newest = next((words["userMetadata"] for _, words in said(path, table.version()) if "userMetadata" in words), None)
+    newest = next(
+        (metadata["userMetadata"] for _, metadata in commit_infos(path, table.version()) if "userMetadata" in metadata),
+        None,
+    )
     return CommitProperties(max_commit_retries=0, custom_metadata={"userMetadata": newest} if newest else None)

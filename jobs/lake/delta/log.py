@@ -92,7 +92,7 @@ def entry_of(path: Folder, version: int) -> Folder:
     return path / "_delta_log" / f"{version:020}.json"
 
 
-def said(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def commit_infos(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the metadata of each commit, from a version back, as far as the log goes.
 
     This reads the log's files. `DeltaTable.history` begins with the newest commit of all, and numbers it as if it were
@@ -105,9 +105,9 @@ def said(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
             return
 
 
-def said_at(path: Folder, version: int) -> dict[str, Any]:
+def commit_info(path: Folder, version: int) -> dict[str, Any]:
     """Return the metadata of one commit; empty if the log does not have it."""
-    return next((words for _, words in said(path, version)), {})
+    return next((info for _, info in commit_infos(path, version)), {})
 
 
 def _said_in(entry: str) -> dict[str, Any]:

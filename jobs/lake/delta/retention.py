@@ -97,8 +97,8 @@ def took_turn(path: Folder, freed: Freed) -> None:
     """Record this turn. If files are left, record nothing: then the next turn is due at once."""
     if not freed.left:
         now = time.time()
-        said = {"time": now, "at": f"{datetime.fromtimestamp(now, UTC):%FT%TZ}", **vars(freed)}
-        write_whole(path / _LAST, json.dumps(said).encode())
+        done = {"time": now, "at": f"{datetime.fromtimestamp(now, UTC):%FT%TZ}", **vars(freed)}
+        write_whole(path / _LAST, json.dumps(done).encode())
 
 
 def _partitions(path: Folder, partition: str) -> Iterator[tuple[str, list[_File]]]:
