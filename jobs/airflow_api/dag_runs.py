@@ -16,14 +16,14 @@ def run(
 ) -> str:
     """Start a run, wait for its end and return its id. A failed run raises a `Refusal` with its tasks' sentences."""
     _require_running(api, dag_id)
-    run_id, deadline, said = api.trigger(dag_id, conf), time.monotonic() + deadline_seconds, ""
+    run_id, deadline, line = api.trigger(dag_id, conf), time.monotonic() + deadline_seconds, ""
     while (state := api.run_state(dag_id, run_id)) not in FINAL_STATES:
         if time.monotonic() > deadline:
             raise Refusal(
                 f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at run {run_id} on {api.pages}"
             )
-        if said != (said := _progress(api, dag_id, run_id, state)):
-            report(said)
+        if line != (line := _progress(api, dag_id, run_id, state)):
+            report(line)
         time.sleep(_POLL_SECONDS)
     if state == "failed":
         raise Refusal(f"{dag_id} failed: {failure(api, dag_id, run_id)}")
@@ -33,12 +33,12 @@ def run(
 def failure(api: AirflowApi, dag_id: str, run_id: str) -> str:
     """Why a run failed, in the words of its tasks."""
     failed = [task for task in api.task_instances(dag_id, run_id) if task["state"] == "failed"]
-    said = []
+    reasons = []
     for task in failed:
         log = api.task_log(dag_id, run_id, task["task_id"], task["try_number"])
-        lines = [line.removeprefix(_FAILED) for line in log.splitlines() if line.startswith(_FAILED)]
-        said.append(f"{task['task_id']}: {lines[-1].partition(': ')[2] if lines else 'see its log'}")
-    return "; ".join(said) or f"see run {run_id} on {api.pages}"
+        lines = [reasons.removeprefix(_FAILED) for reasons in log.splitlines() if reasons.startswith(_FAILED)]
+        reasons.append(f"{task['task_id']}: {lines[-1].partition(': ')[2] if lines else 'see its log'}")
+    return "; ".join(reasons) or f"see run {run_id} on {api.pages}"
 
 
 def _require_running(api: AirflowApi, dag_id: str) -> None:

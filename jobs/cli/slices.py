@@ -64,8 +64,8 @@ def rollback(
         "reason": reason,
         "apply": do,
     }
-    said = _dag_run("rollback_slice", conf, "roll_back")
-    print(json.dumps(said) if output is Output.JSON else "\n".join(said["said"]))
+    answer = _dag_run("rollback_slice", conf, "roll_back")
+    print(json.dumps(answer) if output is Output.JSON else "\n".join(answer["said"]))
 
 
 def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
@@ -74,14 +74,14 @@ def _recompute_run(name: str, asked: dict[str, Any], output: Output) -> None:
     for time_ in (asked["from"], asked["to"]):
         if time_:
             parse_time(time_)
-    said = _dag_run(pipeline_named(name).recompute_job, asked, "plan")
+    answer = _dag_run(pipeline_named(name).recompute_job, asked, "plan")
     if output is Output.JSON:
-        print(json.dumps(said))
+        print(json.dumps(answer))
         return
-    if said["slices"]:
-        console_for_tables().print(plan_report.table(said["slices"]))
-    print("\n".join(said["said"]))
-    if not said["dry_run"]:
+    if answer["slices"]:
+        console_for_tables().print(plan_report.table(answer["slices"]))
+    print("\n".join(answer["said"]))
+    if not answer["dry_run"]:
         print("Done: the slices that passed the audit are final.")
 
 

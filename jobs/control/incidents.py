@@ -229,11 +229,11 @@ class Incidents:
         return self._rows().get(key) or _Row(key=key)
 
     def _read(self, key: str, number: int) -> _Word | None:
-        said = self._documents.read(_word(key, number))
-        if said is None:
+        document = self._documents.read(_word(key, number))
+        if document is None:
             return None
-        known = {name: said[name] for name in ("happening", "time", "text")}
-        return _Word(number=number, link=said.get("link"), **known)
+        known = {name: document[name] for name in ("happening", "time", "text")}
+        return _Word(number=number, link=document.get("link"), **known)
 
     def _last(self, row: _Row) -> _Word | None:
         """The newest word that a power cut has not emptied."""

@@ -41,8 +41,8 @@ class AccountProgress:
     @classmethod
     def read(cls, lake: PipelineLake) -> Self | None:
         """Return the progress that was written last, or None if it is missing or cannot be read."""
-        said = lake.documents(lake.pipeline.account_job).read(_PROGRESS) or {}
-        to_ms, seen_ms = said.get("to_ms"), said.get("seen_ms")
+        document = lake.documents(lake.pipeline.account_job).read(_PROGRESS) or {}
+        to_ms, seen_ms = document.get("to_ms"), document.get("seen_ms")
         if isinstance(to_ms, int) and isinstance(seen_ms, int):
             return cls(to_ms=to_ms, seen_ms=seen_ms)
         return None

@@ -51,8 +51,8 @@ def _sentences(planned: Planned) -> Iterable[str]:
     if survey.blocked:
         yield f"{ranges(survey.blocked)} are blocked by the audit: see the DAG publish_blocked."
     if survey.outdated:
-        said = f"{ranges(survey.outdated)} were made final by an older definition, and there may be older ones"
-        yield f"{said}: a run with outdated=true computes all of them again."
+        older = f"{ranges(survey.outdated)} were made final by an older definition, and there may be older ones"
+        yield f"{older}: a run with outdated=true computes all of them again."
     if plan.unannounced:
         yield f"{len(plan.unannounced)} published slices are not in topic or ledger yet: a run writes them there."
 
@@ -76,11 +76,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> "Table":
     return drawn
 
 
-def markdown(said: Mapping[str, Any], length: int) -> str:
+def markdown(report: Mapping[str, Any], length: int) -> str:
     """The text of a run's note: the sentences, then as many slices as there is room for."""
-    lines = [" ".join(said["said"]), "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    lines += [f"| {' | '.join(str(row[name]) for name in COLUMNS)} |" for row in said["slices"]]
-    if not said["slices"]:
+    lines = [" ".join(report["said"]), "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    lines += [f"| {' | '.join(str(row[name]) for name in COLUMNS)} |" for row in report["slices"]]
+    if not report["slices"]:
         return lines[0][:length]
     text = "\n".join(lines)
     if len(text) <= length:

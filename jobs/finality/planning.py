@@ -186,14 +186,14 @@ def outdated(lake: PipelineLake) -> tuple[Slice, ...]:
 
 def write_states(lake: PipelineLake, lines: Iterable[Entry]) -> None:
     """Write the states of a run's slices into the ledger, between its plan and its publish."""
-    said = list(lines)
-    if not said:
+    wanted = list(lines)
+    if not wanted:
         return
     with writing(lake.root, lake.pipeline.recompute_job):
         ledger = lake.open_ledger()
-        newest, counted = ledger.newest([line.slice for line in said]), ledger.counted()
-        said = [line for line in said if not is_superseded(line, newest.get(line.slice))]
-        ledger.append(with_missed(lake, said, newest, counted))
+        newest, counted = ledger.newest([line.slice for line in wanted]), ledger.counted()
+        wanted = [line for line in wanted if not is_superseded(line, newest.get(line.slice))]
+        ledger.append(with_missed(lake, wanted, newest, counted))
 
 
 def _work(due: Due, count: Count) -> Work:

@@ -118,8 +118,8 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
         try:
             columns = [column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns]
         except (ValueError, OverflowError) as error:
-            said = f"the answer holds a time outside the years 1 to 9999: cast it to VARCHAR ({error})"
-            raise Refusal(said) from error
+            text = f"the answer holds a time outside the years 1 to 9999: cast it to VARCHAR ({error})"
+            raise Refusal(text) from error
         yield from zip(*columns, strict=True)
 
 

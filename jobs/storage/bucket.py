@@ -158,8 +158,8 @@ def reason_of(error: Exception) -> str | None:
     if not isinstance(error, BaseError | OSError) or getattr(error, "errno", None) is not None:
         return None
     text = str(error).partition("Debug source:")[0].strip()
-    if said := re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", text):
-        return f"{said[2]} ({said[1]})"
+    if found := re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", text):
+        return f"{found[2]} ({found[1]})"
     # The words closest to the cause come last.
     return " ".join(text.splitlines()[-1].split()[-_REASON_WORDS:]) if text else type(error).__name__
 

@@ -93,10 +93,10 @@ def _base(all_: Iterable[Restated], of: Restated) -> Restated:
 
 def _restated(restated: Restated, base: Restated) -> tuple[str, ...]:
     growth = restated.seconds / base.seconds
-    said = f"{growth:.2f} {met(growth <= GOAL_GROWTH)}" if restated is not base else "1.00"
+    compared = f"{growth:.2f} {met(growth <= GOAL_GROWTH)}" if restated is not base else "1.00"
     parts = (f"{median(seconds):.2f}" for seconds in restated.parts.values())
     counts = (f"{restated.multiple}", f"{restated.events:,}", f"{restated.files:,}")
-    return restated.where, *counts, *parts, f"{restated.seconds:.2f}", said
+    return restated.where, *counts, *parts, f"{restated.seconds:.2f}", compared
 
 
 def _publish(publish: Publish) -> tuple[str, ...]:

@@ -125,7 +125,9 @@ def _scale(settings: Settings, records: int, rounds: int, report: Report) -> tup
 def _drain_scaled(
     settings: Settings, workers: int, partitions: int, records: int, rounds: int, report: Report
 ) -> Scaled:
-    said = f"scale: {workers} worker{'s' if workers > 1 else ''}, {partitions} partition{'s' if partitions > 1 else ''}"
+    title = (
+        f"scale: {workers} worker{'s' if workers > 1 else ''}, {partitions} partition{'s' if partitions > 1 else ''}"
+    )
     warm_up = max(int(records * _WARM_UP_SHARE), 1_000)
     total = _WARM_UPS * warm_up + rounds * records
     feed = _Feed(sources=_READS[WORKLOAD], start_ms=int(time.time() * 1000) - total - 60_000)
@@ -136,12 +138,12 @@ def _drain_scaled(
         _Worker("ours", WORKLOAD, {**env, **spark, "SPARK_SHUFFLE_PARTITIONS": "2"}, home) as worker,
     ):
         for number in range(_WARM_UPS):
-            report(f"{said}: warming up, {number + 1} of {_WARM_UPS}")
+            report(f"{title}: warming up, {number + 1} of {_WARM_UPS}")
             feed.send(kafka, warm_up)
             worker.drain()
         for number in range(rounds):
             feed.send(kafka, records)
-            report(f"{said}: {records:,} records, round {number + 1} of {rounds}")
+            report(f"{title}: {records:,} records, round {number + 1} of {rounds}")
             seconds.append(worker.drain())
     return Scaled(workers=workers, partitions=partitions, records=records, seconds=seconds)
 

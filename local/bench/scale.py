@@ -89,5 +89,5 @@ def _await_workers(page: int, workers: int, folder: Path) -> None:
         except OSError:
             pass
         time.sleep(0.2)
-    said = "\n".join(log.read_text()[-1500:] for log in folder.glob("*.log"))
-    raise Refusal(f"the cluster did not have {workers} workers within {_READY_SECONDS} s:\n{said}")
+    logs = "\n".join(log.read_text()[-1500:] for log in folder.glob("*.log"))
+    raise Refusal(f"the cluster did not have {workers} workers within {_READY_SECONDS} s:\n{logs}")

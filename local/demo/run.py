@@ -104,8 +104,10 @@ def _wait_for_windows(api: AirflowApi, lake: Lake, tell: Tell) -> None:
         tell("waiting for " + ", ".join(name for name, count in counts.items() if not count))
         _refuse_failed_streams(api, began)
         if time.monotonic() > deadline:
-            said = "\n".join(_stream_says(api, job) for job in STREAMS)
-            raise Refusal(f"no windows after {_WINDOWS_SECONDS} s; the last lines of the logs of the streams:\n{said}")
+            last_lines = "\n".join(_stream_says(api, job) for job in STREAMS)
+            raise Refusal(
+                f"no windows after {_WINDOWS_SECONDS} s; the last lines of the logs of the streams:\n{last_lines}"
+            )
         time.sleep(1)
 
 
@@ -129,8 +131,10 @@ def _wait_for_final(api: AirflowApi, lake: Lake, tell: Tell) -> None:
         _refuse_failed_streams(api, began)
         if time.monotonic() > deadline:
             runs = api.runs(dag_id)
-            said = _last_words(api, dag_id, runs[0]["dag_run_id"]) if runs else "it has no run"
-            raise Refusal(f"no slice is final after {_FINAL_SECONDS} s; the last lines of the log of {dag_id}:\n{said}")
+            last_lines = _last_words(api, dag_id, runs[0]["dag_run_id"]) if runs else "it has no run"
+            raise Refusal(
+                f"no slice is final after {_FINAL_SECONDS} s; the last lines of the log of {dag_id}:\n{last_lines}"
+            )
         time.sleep(1)
 
 
@@ -169,8 +173,8 @@ def _account(api: AirflowApi, lake: Lake, tell: Tell) -> None:
         runs = api.runs(dag_id)
         tell(f"{dag_id} is {runs[0]['state']}" if runs else f"{dag_id} is about to start")
         if any(run["state"] == "failed" for run in runs[:1]) or time.monotonic() > deadline:
-            said = _last_words(api, dag_id, runs[0]["dag_run_id"]) if runs else "it has no run"
-            raise Refusal(f"{dag_id} failed, or took over {_FINAL_SECONDS} s; the last lines of its log:\n{said}")
+            last_lines = _last_words(api, dag_id, runs[0]["dag_run_id"]) if runs else "it has no run"
+            raise Refusal(f"{dag_id} failed, or took over {_FINAL_SECONDS} s; the last lines of its log:\n{last_lines}")
         time.sleep(1)
 
 

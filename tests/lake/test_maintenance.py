@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from jobs.lake import stream_tables as tables
 from jobs.lake.delta.fenced import OvertakenError
-from jobs.lake.delta.log import said_at
+from jobs.lake.delta.log import commit_info
 from jobs.lake.delta.reading import files_of
 from jobs.lake.delta.retention import Freed, took_turn
 from jobs.lake.stream_tables import Note, last_note
@@ -80,7 +80,7 @@ def test_how_long_replaced_files_are_kept_can_be_set_for_a_table_that_exists(
     assert [there.metadata().configuration[name] for name in names] == ["interval 5 minutes"] * 2
     version = there.version()
     # The commit that sets it allows the deletion of all entries before it.
-    assert Note.from_json(said_at(path, version - 1)["userMetadata"]) == note(0)
+    assert Note.from_json(commit_info(path, version - 1)["userMetadata"]) == note(0)
     commit(opened(path), 2)
     assert DeltaTable(path).version() == version + 1, "it is set once"
     assert (rows(path), last_note(path)) == ([0, 1, 2], note(2))

@@ -113,10 +113,12 @@ class FencedTable:
 
     def metadata(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the number and the metadata of each commit, from this version back."""
-        return (
-            (number, json.loads(each.get("userMetadata") or "{}"))
-            for number, each in commit_infos(self.path, self.version)
-        )
+        infos = commit_infos(self.path, self.version)
+        return ((number, json.loads(info.get("userMetadata") or "{}")) for number, info in infos)
+
+    def newest_metadata(self) -> dict[str, Any]:
+        """Return the metadata of the newest commit; empty if the log has none."""
+        return next((metadata for _, metadata in self.metadata()), {})
 
     def _is_there(self, attempt: str) -> bool:
         """Whether the next version is this commit: after a lost answer a client's second request finds it there."""
@@ -292,8 +294,6 @@ def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> No
 
 
 def _handing_on(table: DeltaTable, path: Folder) -> CommitProperties:
-    newest = next(
-        (metadata["userMetadata"] for _, metadata in commit_infos(path, table.version()) if "userMetadata" in metadata),
-        None,
-    )
+    infos = commit_infos(path, table.version())
+    newest = next((info["userMetadata"] for _, info in infos if "userMetadata" in info), None)
     return CommitProperties(max_commit_retries=0, custom_metadata={"userMetadata": newest} if newest else None)

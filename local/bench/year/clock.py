@@ -46,8 +46,8 @@ class Clock:
             opened = DeltaTable(str(table))
         except TableNotFoundError:
             return
-        said = opened.metadata().configuration
-        kept = self.kept.setdefault(str(table), {name: seconds_of(said[name]) for name in KEPT})
+        properties = opened.metadata().configuration
+        kept = self.kept.setdefault(str(table), {name: seconds_of(properties[name]) for name in KEPT})
         behind = round(_real_time() - self.now)
         opened.alter.set_table_properties(
             {name: f"interval {seconds + behind} seconds" for name, seconds in kept.items()}

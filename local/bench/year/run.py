@@ -210,11 +210,11 @@ def _looked(settings: Settings, kind: str, pipeline: Pipeline, now_ms: int, roun
     with tempfile.TemporaryDirectory(prefix="tideline-bench-airflow-") as airflow:
         env = {**os.environ, **settings.kafka.as_env(), "LAKE_ROOT": str(settings.lake_root), "AIRFLOW_HOME": airflow}
         command = [sys.executable, "-m", "local.bench.year.look", kind, pipeline.name, str(now_ms)]
-        said = [_answer(command, env) for _ in range(rounds)]
+        answers = [_answer(command, env) for _ in range(rounds)]
     return Looked(
-        seconds=median(each["seconds"] for each in said),
-        peak_bytes=round(median(each["peak_bytes"] for each in said)),
-        own_bytes=round(median(each["peak_bytes"] - each["before_bytes"] for each in said)),
+        seconds=median(each["seconds"] for each in answers),
+        peak_bytes=round(median(each["peak_bytes"] for each in answers)),
+        own_bytes=round(median(each["peak_bytes"] - each["before_bytes"] for each in answers)),
     )
 
 

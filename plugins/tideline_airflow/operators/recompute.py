@@ -50,16 +50,16 @@ class PlanOperator(PipelineOperator):
             # Each try would be refused again. A broker that does not answer is no refusal: it may answer the next try.
             raise AirflowFailException(str(refusal)) from refusal
         planned = self._plan(run.run_id, run.partition_key, ask)
-        said = {**plan_report.shown(planned), "dry_run": ask.dry_run}
+        shown = {**plan_report.shown(planned), "dry_run": ask.dry_run}
         done = ["A dry run: nothing is changed."] if ask.dry_run else []
-        said["said"] = [*done, *said["said"]]
-        drawn = as_text(plan_report.table(said["slices"][:_LINES_IN_LOG]), _LOG_WIDTH) if said["slices"] else ""
-        self.log.info("%s\n%s", "\n".join(said["said"]), drawn)
-        context["ti"].xcom_push(RUN_NOTE, plan_report.markdown(said, RUN_NOTE_LENGTH))
-        if said["refused"] and not said["slices"]:
-            context["ti"].xcom_push(PLAN, said)
-            raise AirflowFailException("; ".join(f"slice {name}: {why}" for name, why in said["refused"].items()))
-        return said
+        shown["said"] = [*done, *shown["said"]]
+        drawn = as_text(plan_report.table(shown["slices"][:_LINES_IN_LOG]), _LOG_WIDTH) if shown["slices"] else ""
+        self.log.info("%s\n%s", "\n".join(shown["said"]), drawn)
+        context["ti"].xcom_push(RUN_NOTE, plan_report.markdown(shown, RUN_NOTE_LENGTH))
+        if shown["refused"] and not shown["slices"]:
+            context["ti"].xcom_push(PLAN, shown)
+            raise AirflowFailException("; ".join(f"slice {name}: {why}" for name, why in shown["refused"].items()))
+        return shown
 
     def _plan(self, run_id: str, key: str | None, ask: Asked) -> "Planned":
         from jobs.broker import kafka
@@ -154,17 +154,17 @@ class AuditOperator(BatchJobOperator):
         except Refusal as refusal:
             raise AirflowFailException(str(refusal)) from refusal
         verdicts = RunFolder.of(self.lake(), run_id).verdicts() or {}
-        said = {name: [failure["sentence"] for failure in verdict["failures"]] for name, verdict in verdicts.items()}
-        for name, failures in said.items():
+        shown = {name: [failure["sentence"] for failure in verdict["failures"]] for name, verdict in verdicts.items()}
+        for name, failures in shown.items():
             if failures and verdicts[name]["passed"]:
                 self.log.warning("slice %s passes with warnings: %s", name, "; ".join(failures))
-        blocked = {name: said[name] for name, verdict in verdicts.items() if not verdict["passed"]}
+        blocked = {name: shown[name] for name, verdict in verdicts.items() if not verdict["passed"]}
         if blocked:
             words = ". ".join(f"Slice {name} is blocked: {'; '.join(failures)}" for name, failures in blocked.items())
             context["ti"].xcom_push(RUN_NOTE, words[:RUN_NOTE_LENGTH])
             raise BlockedError(words)
         self.log.info("%d slices passed the audit.", len(verdicts))
-        return {name: failures for name, failures in said.items() if failures}
+        return {name: failures for name, failures in shown.items() if failures}
 
     def _examine(self, run_id: str, link: str) -> None:
         from jobs.finality import auditing

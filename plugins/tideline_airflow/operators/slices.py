@@ -116,16 +116,16 @@ class RollBackOperator(PublishOperator):
     def execute(self, context: Context) -> Any:
         """Return rows and checksums of both versions, and the result unless it is a dry run."""
         try:
-            said = self._look()
+            lines = self._look()
             if self.apply:
-                said += self._roll_back(context)
+                lines += self._roll_back(context)
             else:
-                said.append("A dry run: nothing is changed.")
+                lines.append("A dry run: nothing is changed.")
         except (Refusal, RefusedDefinitionError) as refusal:
             raise AirflowFailException(str(refusal)) from refusal
-        self.log.info("%s", "\n".join(said))
-        context["ti"].xcom_push(RUN_NOTE, "\n\n".join(said)[:RUN_NOTE_LENGTH])
-        return {"said": said}
+        self.log.info("%s", "\n".join(lines))
+        context["ti"].xcom_push(RUN_NOTE, "\n\n".join(lines)[:RUN_NOTE_LENGTH])
+        return {"said": lines}
 
     def _look(self) -> list[str]:
         from jobs.finality.rollback import earlier

@@ -27,8 +27,8 @@ class UpkeepOperator(BaseOperator):
         found = [*look_after(Settings.from_env().lake_root, kept), *self._logs(kept)]
         for removed in found:
             self.log.info("%s", removed)
-        said = "\n\n".join(str(removed) for removed in found if removed.files) or "There was nothing to remove."
-        context["ti"].xcom_push(RUN_NOTE, said[:RUN_NOTE_LENGTH])
+        note = "\n\n".join(str(removed) for removed in found if removed.files) or "There was nothing to remove."
+        context["ti"].xcom_push(RUN_NOTE, note[:RUN_NOTE_LENGTH])
 
     def _logs(self, kept: KeptDays) -> "list[Removed]":
         from jobs.upkeep import logs
