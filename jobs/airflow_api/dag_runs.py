@@ -36,7 +36,7 @@ def failure(api: AirflowApi, dag_id: str, run_id: str) -> str:
     reasons = []
     for task in failed:
         log = api.task_log(dag_id, run_id, task["task_id"], task["try_number"])
-        lines = [reasons.removeprefix(_FAILED) for reasons in log.splitlines() if reasons.startswith(_FAILED)]
+        lines = [line.removeprefix(_FAILED) for line in log.splitlines() if line.startswith(_FAILED)]
         reasons.append(f"{task['task_id']}: {lines[-1].partition(': ')[2] if lines else 'see its log'}")
     return "; ".join(reasons) or f"see run {run_id} on {api.pages}"
 
