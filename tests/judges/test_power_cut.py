@@ -14,13 +14,14 @@ from deltalake import DeltaTable
 from jobs.control.epochs import Owner, Receipt
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
-from jobs.finality import planning
+from jobs.finality.planning import Planner
 from jobs.finality.run.folder import RunFolder, slices_left
 from jobs.finality.run.tries import StagedSlice, Try
 from jobs.lake import stream_tables as tables
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
+from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import State
 from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.pipelines import PIPELINES
@@ -59,7 +60,7 @@ def work(lake: Path, disk: Disk) -> list[str]:
         done(f"batch {batch}")
     control.end(epoch, Receipt(time=time.time(), clean=True, cause="drained"))
     done("receipt")
-    folder, ledger = RunFolder.of(lake, SUM, RUN), Ledger.open(lake, SUM)
+    folder, ledger = RunFolder.of(PipelineLake(lake, SUM), RUN), Ledger.open(lake, SUM)
     folder.begin(PLAN)
     done("plan")
     ledger.append([PLAN.entry(PLAN.work[0], State.RECOMPUTING, at_ms=1)])
@@ -89,8 +90,8 @@ def judge(lake: Path, reported: list[str]) -> None:
     control = Control.of(lake, SUM.name)
     judge_stream(lake, control, reported)
     assert ("receipt" not in reported) or control.newest_epoch().receipt is not None  # type: ignore[union-attr]
-    slices_left(lake, SUM)
-    folder = RunFolder.of(lake, SUM, RUN)
+    slices_left(PipelineLake(lake, SUM))
+    folder = RunFolder.of(PipelineLake(lake, SUM), RUN)
     if "plan" in reported:
         assert folder.plan() == PLAN
     else:
@@ -123,7 +124,7 @@ def judge_stream(lake: Path, control: Control, reported: list[str]) -> None:
 
 def judge_tables(lake: Path, reported: list[str]) -> None:
     # Read before writing, as a plan does.
-    planning._read(lake, SUM)
+    Planner(lake=PipelineLake(lake, SUM), client=None, clock=lambda: 0)._read()  # type: ignore[arg-type]
     ledger, final = Ledger.open(lake, SUM), FinalTable.open(lake, SUM)
     line = ledger.newest().get(finals.FIRST.name)
     wanted = {"recomputing": State.RECOMPUTING, "told": State.FINAL}
