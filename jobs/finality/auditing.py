@@ -62,7 +62,7 @@ def examine(
     docs = page_of(lake.root, pipeline, run)
     page_name = str(docs).removeprefix(f"{lake.root}/")
     now_ms = round(time.time() * 1000)
-    planning.write_states(lake, (plan.entry(w, State.AUDITING, at_ms=now_ms, docs=page_name) for w in plan.work))
+    planning.write_states(lake, (plan.line(w, State.AUDITING, at_ms=now_ms, docs=page_name) for w in plan.work))
     files = folder.files_by_slice()
     rows = {name: _dataset(pipeline, files(name)) for name in plan.names}
     _require_all(folder, staged, rows)
@@ -206,7 +206,7 @@ def _block(lake: PipelineLake, plan: Plan, verdicts: Mapping[str, Verdict], docs
     if not bad:
         return
     reasons, now_ms = {work.slice: verdicts[work.slice].sentence for work in bad}, round(time.time() * 1000)
-    blocked_lines = (plan.entry(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad)
+    blocked_lines = (plan.line(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad)
     planning.write_states(lake, blocked_lines)
     incidents, name = lake.incidents(), lake.pipeline.name
     for work in bad:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from jobs.lake.slices import Boundary, Entry, Header, State
+from jobs.lake.slices import Boundary, Header, LedgerLine, State
 from jobs.pipelines.days import DAY_MS, day_of
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
@@ -102,7 +102,7 @@ class PlanInputs:
     # Headers of final slices, and newest ledger lines, by slice: for all slices of ``days``, and for other slices that
     # are requested, were left by a run, or have late events.
     headers: Mapping[str, Header]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, LedgerLine]
     line_ms: int | None = None
     # Late events of computed slices since the last plan, and those of them that arrived in time.
     late: Mapping[str, int] = field(default_factory=dict)
@@ -275,7 +275,7 @@ def _reason(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | None
     return None
 
 
-def _reason_to_try_again(pipeline: Pipeline, entry: Entry, late: int, in_time: int) -> str | None:
+def _reason_to_try_again(pipeline: Pipeline, entry: LedgerLine, late: int, in_time: int) -> str | None:
     """Return why a blocked slice is tried again: a changed definition, or enough new events; None if neither.
 
     Without such a change it would be blocked again. With only a few new events it still waits for a person.
@@ -320,7 +320,7 @@ def outdated_slices(pipeline: Pipeline, headers: Mapping[str, Header], events_fr
     return tuple(slice_ for slice_ in slices if has_events(pipeline, slice_, events_from_ms))
 
 
-def _is_unannounced(header: Header, entry: Entry | None) -> bool:
+def _is_unannounced(header: Header, entry: LedgerLine | None) -> bool:
     return (
         entry is None
         or entry.version < header.version

@@ -12,7 +12,7 @@ from jobs.finality.due import PlanInputs, TopicEnds
 from jobs.lake.events import Landed
 from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_of
+from jobs.lake.slices import ROLLED_BACK, Header, LedgerLine, State, is_of
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import is_in_time, slice_at, slice_named
 
@@ -64,7 +64,7 @@ def count_late(
     events = rows(slice_named(pipeline, last_computed).end_ms + pipeline.window.reach_ms).to_pylist()
     touched = [_touched(pipeline, event["time"]) for event in events]
     headers = headers_of({name[:8] for names in touched for name in names})
-    computed: dict[str, Header | Entry] = {**unfinished, **headers}
+    computed: dict[str, Header | LedgerLine] = {**unfinished, **headers}
     late, in_time = Counter[str](), Counter[str]()
     for event, names in zip(events, touched, strict=True):
         missing = [name for name in names if name in computed and _is_late(event, computed[name], inputs.topic)]
@@ -88,7 +88,7 @@ def split_late(pipeline: Pipeline, landed: Landed, inputs: PlanInputs, counted: 
 
 def _split(
     pipeline: Pipeline, landed: Landed, inputs: PlanInputs, name: str, counted: LateCountPosition | None
-) -> Entry:
+) -> LedgerLine:
     entry, header = inputs.entries[name], inputs.headers.get(name)
     computed = entry if entry.state in _COMPUTED_NOT_FINAL else header
     if computed is None or (computed is header and header.verdict.startswith(ROLLED_BACK)):
@@ -98,8 +98,8 @@ def _split(
 
 def missed_by(
     lake: PipelineLake,
-    computed: Header | Entry,
-    newest: Entry | None,
+    computed: Header | LedgerLine,
+    newest: LedgerLine | None,
     counted: LateCountPosition | None,
 ) -> Missed:
     """How many late events a run's computed slice misses, as far as plans have counted late events.
@@ -113,7 +113,9 @@ def missed_by(
     return Missed() if landed is None else _missed(lake.pipeline, landed, computed, counted)
 
 
-def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counted: LateCountPosition | None) -> Missed:
+def _missed(
+    pipeline: Pipeline, landed: Landed, computed: Header | LedgerLine, counted: LateCountPosition | None
+) -> Missed:
     """Count the events that were landed after a slice was computed, as far as plans have counted late events."""
     if counted is None or counted.topic_id != _topic_id(computed):
         return Missed()
@@ -127,10 +129,10 @@ def _missed(pipeline: Pipeline, landed: Landed, computed: Header | Entry, counte
 
 def with_missed(
     lake: PipelineLake,
-    lines: Iterable[Entry],
-    newest: Mapping[str, Entry],
+    lines: Iterable[LedgerLine],
+    newest: Mapping[str, LedgerLine],
     counted: LateCountPosition | None,
-) -> list[Entry]:
+) -> list[LedgerLine]:
     """A run's ledger lines about its slices, each with the number of events that its slice misses."""
     missed = ((line, missed_by(lake, line, newest.get(line.slice), counted)) for line in lines)
     return [replace(line, late=found.late, in_time=found.in_time) for line, found in missed]
@@ -154,14 +156,14 @@ def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
     return [slice_at(pipeline, start).name for start in range(first, time_ms + 1, length)]
 
 
-def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: TopicEnds) -> bool:
+def _is_late(row: Mapping[str, int], computed: Header | LedgerLine, topic: TopicEnds) -> bool:
     """Whether an event was not yet landed when a slice was computed.
 
     In the example all records before offset 40 were landed then. In its last line the topic was re-created since.
 
     >>> from jobs.lake.slices import Boundary
     >>> topic, boundary = TopicEnds(topic_id="t1", earliest={}, ends={}), Boundary(topic_id="t1", ends={0: 40})
-    >>> computed = Entry(slice="s", state=State.AUDITING, at_ms=1_000, run="r", boundary=boundary, offsets={0: 40})
+    >>> computed = LedgerLine(slice="s", state=State.AUDITING, at_ms=1_000, run="r", boundary=boundary, offsets={0: 40})
     >>> [_is_late({"partition": 0, "offset": offset, "arrival": 900}, computed, topic) for offset in (39, 40)]
     [False, True]
     >>> new = TopicEnds(topic_id="t2", earliest={}, ends={})
@@ -176,7 +178,7 @@ def _is_late(row: Mapping[str, int], computed: Header | Entry, topic: TopicEnds)
     return row["arrival"] > at_ms
 
 
-def _topic_id(computed: Header | Entry) -> str | None:
+def _topic_id(computed: Header | LedgerLine) -> str | None:
     """The id of the topic to which the offsets belong."""
     if isinstance(computed, Header):
         return computed.topic_id

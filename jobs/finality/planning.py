@@ -31,7 +31,7 @@ from jobs.lake.events import Count
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.slices import Boundary, Entry, State, is_superseded, with_late
+from jobs.lake.slices import Boundary, LedgerLine, State, is_superseded, with_late
 from jobs.pipelines.slices import Slice
 from jobs.refusal import Refusal
 
@@ -184,7 +184,7 @@ def outdated(lake: PipelineLake) -> tuple[Slice, ...]:
     return found
 
 
-def write_states(lake: PipelineLake, lines: Iterable[Entry]) -> None:
+def write_states(lake: PipelineLake, lines: Iterable[LedgerLine]) -> None:
     """Write the states of a run's slices into the ledger, between its plan and its publish."""
     wanted = list(lines)
     if not wanted:
@@ -208,7 +208,7 @@ def _work(due: Due, count: Count) -> Work:
     )
 
 
-def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, now_ms: int) -> Entry:
+def _bounded(slice_: Slice, boundary: Boundary, entry: LedgerLine | None, run: str, now_ms: int) -> LedgerLine:
     """The ledger line of a slice with its new boundary.
 
     A slice that has a line already gets a new boundary only if its topic was re-created. The line keeps the state. It
@@ -216,7 +216,7 @@ def _bounded(slice_: Slice, boundary: Boundary, entry: Entry | None, run: str, n
     """
     if entry:
         return replace(entry, boundary=boundary, offsets={}, at_ms=now_ms)
-    return Entry(slice=slice_.name, state=State.OPEN, at_ms=now_ms, run=run, boundary=boundary, reason="over")
+    return LedgerLine(slice=slice_.name, state=State.OPEN, at_ms=now_ms, run=run, boundary=boundary, reason="over")
 
 
 def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:
@@ -257,11 +257,11 @@ def _write_lines(ledger: Ledger, found: _Found, plan: Plan, *, decides: bool) ->
         if name in entries and name not in planned
     ]
     begun = [
-        plan.entry(work, State.REOPENED if work.version else State.CLOSED, at_ms=now_ms, late=work.late)
+        plan.line(work, State.REOPENED if work.version else State.CLOSED, at_ms=now_ms, late=work.late)
         for work in plan.work
     ]
     begun = [replace(line, in_time=in_time_of(inputs, line.slice)) for line in begun]
     if counted:
         counted = replace(counted, undecided=_undecided(found, plan, decides=decides))
     ledger.append([*begun, *late], counted=counted)
-    ledger.append(plan.entry(work, State.RECOMPUTING, at_ms=now_ms) for work in plan.work)
+    ledger.append(plan.line(work, State.RECOMPUTING, at_ms=now_ms) for work in plan.work)

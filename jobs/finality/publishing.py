@@ -21,7 +21,7 @@ from jobs.lake.final_topic import Message, messages, send, tombstones, window_co
 from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication, PublishedMeanwhileError, UnreadableRowsError
-from jobs.lake.slices import ROLLED_BACK, Entry, Header, State, is_superseded, reconciled
+from jobs.lake.slices import ROLLED_BACK, Header, LedgerLine, State, is_superseded, reconciled
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import adjacent_groups, slice_named, why_early
 from jobs.refusal import Refusal
@@ -236,7 +236,9 @@ def announce(
     return {header.slice: header.version for header in to_announce}, still_newest, sent
 
 
-def _line(lake: PipelineLake, header: Header, entry: Entry | None, counted: LateCountPosition | None) -> Entry:
+def _line(
+    lake: PipelineLake, header: Header, entry: LedgerLine | None, counted: LateCountPosition | None
+) -> LedgerLine:
     line = reconciled(header, entry)
     if not header.verdict.startswith(ROLLED_BACK):
         missed = missed_by(lake, header, entry, counted)

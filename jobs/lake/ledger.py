@@ -15,7 +15,7 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.lake.columns import TIME, adapt
 from jobs.lake.delta.fenced import Action, FencedTable, opened
 from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
-from jobs.lake.slices import Boundary, Entry, State
+from jobs.lake.slices import Boundary, LedgerLine, State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_named
 from jobs.settings import KeptDays
@@ -110,7 +110,7 @@ class Ledger(FencedTable):
         counted = next((metadata["counted"] for _, metadata in self.metadata() if "counted" in metadata), None)
         return LateCountPosition.from_json(counted) if counted else None
 
-    def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
+    def newest(self, slices: Collection[str] | None = None) -> dict[str, LedgerLine]:
         """Return the newest line of each slice, or only of the given slices."""
         if slices is None:
             return _entries(self._newest())
@@ -121,11 +121,11 @@ class Ledger(FencedTable):
         """Return the days with slices that have a line, in order."""
         return sorted({value_of(file) for file in files_with_sizes(self._table)})
 
-    def newest_of(self, days: Collection[str]) -> dict[str, Entry]:
+    def newest_of(self, days: Collection[str]) -> dict[str, LedgerLine]:
         """Return the newest line of each slice that begins on one of these days."""
         return _entries(self._newest(days))
 
-    def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
+    def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, LedgerLine], set[str]]:
         """Return the newest lines of slices of these days that are not settled, and the names of settled slices.
 
         A slice is settled if its newest line is final, with its version in ``versions`` and without late events.
@@ -144,7 +144,7 @@ class Ledger(FencedTable):
         rows = self._rows(files)
         return rows.take(_last_of_each(rows))
 
-    def history(self, slice_: str) -> list[Entry]:
+    def history(self, slice_: str) -> list[LedgerLine]:
         """Return all lines of a slice, in order."""
         files = [file for file in files_with_sizes(self._table) if value_of(file) == slice_[:8]]
         rows = self._rows(files).to_pylist()
@@ -155,12 +155,12 @@ class Ledger(FencedTable):
         rows = dataset(self._table, self.path, files, SCHEMA).to_table(_READ)
         return rows.sort_by([("commit", "ascending")])
 
-    def append(self, entries: Iterable[Entry], *, counted: LateCountPosition | None = None) -> None:
+    def append(self, entries: Iterable[LedgerLine], *, counted: LateCountPosition | None = None) -> None:
         """Add lines in one commit, at most one per slice, so that the commits give the order of a slice's lines.
 
         ``counted``: how far late events were counted for these lines. Without it the last such count is repeated.
         """
-        by_day: dict[str, list[Entry]] = {}
+        by_day: dict[str, list[LedgerLine]] = {}
         for entry in entries:
             by_day.setdefault(entry.slice[:8], []).append(entry)
         if not by_day:
@@ -217,13 +217,13 @@ class Ledger(FencedTable):
                 by_day[value_of(file)][file] = size
         return {day: (files, before.cast(TIME)) for day, files in by_day.items()}
 
-    def _write(self, stage: Folder, day: str, lines: Iterable[Entry]) -> Folder:
+    def _write(self, stage: Folder, day: str, lines: Iterable[LedgerLine]) -> Folder:
         file = stage / f"day={day}" / "lines.parquet"
         rows = [self._row(line) for line in lines]
         write(pa.Table.from_pylist(rows, SCHEMA).drop_columns(["day"]), file)
         return file
 
-    def _row(self, entry: Entry) -> dict[str, Any]:
+    def _row(self, entry: LedgerLine) -> dict[str, Any]:
         slice_ = slice_named(self._pipeline, entry.slice)
         return {
             **vars(entry),
@@ -243,16 +243,16 @@ def _last_of_each(rows: pa.Table) -> pa.Array:
     return pa.array(last.values(), pa.int64())
 
 
-def _entries(rows: pa.Table) -> dict[str, Entry]:
+def _entries(rows: pa.Table) -> dict[str, LedgerLine]:
     return {row["slice"]: _entry(row) for row in rows.to_pylist()}
 
 
-def _entry(row: dict[str, Any]) -> Entry:
+def _entry(row: dict[str, Any]) -> LedgerLine:
     as_of, boundary, offsets = row.pop("as_of"), row.pop("boundary"), row.pop("offsets")
     del row["commit"]
     # A line of an older version has no in_time. Without late events it is 0.
     in_time = row["in_time"] if row["late"] else 0
-    return Entry(
+    return LedgerLine(
         **{**row, "state": State(row["state"]), "in_time": in_time},
         at_ms=round(as_of.timestamp() * 1000),
         boundary=_boundary(boundary) if boundary else None,

@@ -68,7 +68,7 @@ class Header(JsonLine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LedgerLine:
     """A line of the ledger: the state of a slice from a moment on, with the facts known at that moment."""
 
     slice: str
@@ -92,12 +92,12 @@ class Entry:
     docs: str | None = None
 
 
-def is_of(computed: Header | Entry, entry: Entry | None) -> bool:
+def is_of(computed: Header | LedgerLine, entry: LedgerLine | None) -> bool:
     """Whether a line comes from the run that computed or published this version."""
     return entry is not None and (entry.run, entry.version) == (computed.run, computed.version)
 
 
-def is_superseded(computed: Header | Entry, entry: Entry | None) -> bool:
+def is_superseded(computed: Header | LedgerLine, entry: LedgerLine | None) -> bool:
     """Whether the newest line of a slice (``entry``) is further than a run that has computed the slice (``computed``).
 
     It is further if it is about a later version, or if another run has made the same version final. Then the first run
@@ -105,11 +105,13 @@ def is_superseded(computed: Header | Entry, entry: Entry | None) -> bool:
 
     In the example the run has computed version 2. Another run that audits version 2 is not further.
 
-    >>> own = Entry(slice="20260131T120000Z", state=State.AUDITING, at_ms=0, run="own", version=2)
-    >>> is_passed(own, replace(own, run="another")), is_passed(own, replace(own, run="another", version=3))
+    >>> own = LedgerLine(slice="20260131T120000Z", state=State.AUDITING, at_ms=0, run="own", version=2)
+    >>> is_superseded(own, replace(own, run="another")), is_superseded(own, replace(own, run="another", version=3))
     (False, True)
-    >>> is_passed(own, replace(own, state=State.FINAL)), is_passed(own, replace(own, run="another", state=State.FINAL))
-    (False, True)
+    >>> is_superseded(own, replace(own, state=State.FINAL))
+    False
+    >>> is_superseded(own, replace(own, run="another", state=State.FINAL))
+    True
     """
     if entry is None:
         return False
@@ -117,7 +119,7 @@ def is_superseded(computed: Header | Entry, entry: Entry | None) -> bool:
     return entry.version > computed.version or (entry.version == computed.version and is_final_by_another)
 
 
-def reconciled(header: Header, entry: Entry | None) -> Entry:
+def reconciled(header: Header, entry: LedgerLine | None) -> LedgerLine:
     """Return the ledger line of a published slice, made from its header. ``entry`` is the slice's newest line.
 
     The run that published the slice may have been killed before it wrote this line. The boundary belongs to the slice,
@@ -125,7 +127,7 @@ def reconciled(header: Header, entry: Entry | None) -> Entry:
     run. So they are taken only from a line of the same run.
     """
     own = entry if is_of(header, entry) else None
-    return Entry(
+    return LedgerLine(
         slice=header.slice,
         state=State.FINAL,
         at_ms=header.as_of_ms,
@@ -146,10 +148,10 @@ def reconciled(header: Header, entry: Entry | None) -> Entry:
     )
 
 
-def with_late(entry: Entry, more: int, at_ms: int, *, in_time: int = 0) -> Entry:
+def with_late(entry: LedgerLine, more: int, at_ms: int, *, in_time: int = 0) -> LedgerLine:
     """Return the same state with ``more`` late events; ``in_time`` of them arrived in time.
 
-    >>> entry = Entry(slice="20260131T120000Z", state=State.FINAL, at_ms=0, run="r", late=5, in_time=1)
+    >>> entry = LedgerLine(slice="20260131T120000Z", state=State.FINAL, at_ms=0, run="r", late=5, in_time=1)
     >>> later = with_late(entry, 3, at_ms=60_000, in_time=2)
     >>> later.late, later.in_time
     (8, 3)

@@ -135,9 +135,9 @@ def why_early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
     """The reason why a slice is not over at a moment of the broker's clock, or none if it is over.
 
     >>> from jobs.pipelines import PIPELINES
-    >>> early(PIPELINES["rolling_sum"], Slice(0, 60_000), now_ms=95_000)
+    >>> why_early(PIPELINES["rolling_sum"], Slice(0, 60_000), now_ms=95_000)
     'it is not over: events for it are in time for 30 s more'
-    >>> early(PIPELINES["rolling_sum"], Slice(0, 60_000), now_ms=125_000) is None
+    >>> why_early(PIPELINES["rolling_sum"], Slice(0, 60_000), now_ms=125_000) is None
     True
     """
     wait_ms = over_at(pipeline, slice_) - now_ms

@@ -24,7 +24,7 @@ from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
-from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
+from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
 from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.pipelines.layout import BATCHES_SLICE
@@ -135,7 +135,7 @@ class MadeLake:
             # As many publishes would have left a checkpoint, since every 50th writes one.
             DeltaTable(str(final.path)).create_checkpoint()
             boundary = Boundary(topic_id=self.topic.topic_id, ends=self._ends(end))
-            taken = Entry(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)
+            taken = LedgerLine(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)
             lines = [reconciled(header, taken) for header in headers]
             counted = LateCountPosition(topic_id=self.topic.topic_id, ends=self._ends(end), at_ms=as_of_ms)
             self.tables.open_ledger().append(lines, counted=counted)

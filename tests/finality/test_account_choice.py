@@ -16,7 +16,7 @@ from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.live import Live
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.slices import Entry, State
+from jobs.lake.slices import LedgerLine, State
 from jobs.lake.stream_tables import TableWriter
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.slices import slice_at, slices_between
@@ -198,7 +198,7 @@ def test_the_request_names_no_slice_whose_rows_are_gone(streamed: Made) -> None:
 def recreated(made: Made, since_ms: int, topic_id: str = "t") -> None:
     """The ledger names this topic, and the time since which events are from it."""
     counted = LateCountPosition(topic_id=topic_id, ends={0: 4}, since_ms=since_ms)
-    line = Entry(slice=FIRST.name, state=State.FINAL, at_ms=T0, run="r")
+    line = LedgerLine(slice=FIRST.name, state=State.FINAL, at_ms=T0, run="r")
     Ledger.open(made.root, made.pipeline).append([line], counted=counted)
 
 

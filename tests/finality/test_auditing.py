@@ -57,7 +57,7 @@ def test_empty_slices_pass_where_nothing_is_usual_yet(tmp_path: Path) -> None:
 def test_late_events_that_another_plan_has_counted_stay_counted(tmp_path: Path, blocked: bool) -> None:
     folder, ledger = plan(tmp_path, EMPTY), Ledger.open(tmp_path, SUM)
     planned = folder.plan()
-    line = planned.entry(planned.work[0], State.RECOMPUTING, at_ms=1)
+    line = planned.line(planned.work[0], State.RECOMPUTING, at_ms=1)
     ledger.append([line])
     ledger.append([with_late(line, 5, 2)])
     if blocked:

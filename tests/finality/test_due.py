@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.finality.due import MAX_SLICES, PlanInputs, Request, SliceSurvey, TopicEnds, survey
-from jobs.lake.slices import Boundary, Entry, Header, State, reconciled, with_late
+from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled, with_late
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.pipeline import Pipeline
@@ -42,9 +42,11 @@ def header(slice_: Slice = FIRST, **changes: Any) -> Header:
     return replace(made, **changes)
 
 
-def entry(slice_: Slice = FIRST, state: State = State.FINAL, **changes: Any) -> Entry:
+def entry(slice_: Slice = FIRST, state: State = State.FINAL, **changes: Any) -> LedgerLine:
     boundary = Boundary(topic_id="t1", ends={0: 10})
-    made = Entry(slice=slice_.name, state=state, at_ms=START, run="r1", version=1, boundary=boundary, offsets={0: 10})
+    made = LedgerLine(
+        slice=slice_.name, state=state, at_ms=START, run="r1", version=1, boundary=boundary, offsets={0: 10}
+    )
     return replace(
         made, **{"fingerprint": SUM.fingerprint, "checks": SUM.checks_fingerprint, "reason": "closed", **changes}
     )
@@ -67,7 +69,7 @@ def due(found: SliceSurvey) -> dict[str, str]:
     return {item.slice.name: item.reason for item in found.due}
 
 
-def seen(*entries: Entry) -> Mapping[str, Entry]:
+def seen(*entries: LedgerLine) -> Mapping[str, LedgerLine]:
     return {entry.slice: entry for entry in entries}
 
 

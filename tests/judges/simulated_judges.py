@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.slices import Entry, Header, State
+from jobs.lake.slices import Header, LedgerLine, State
 from jobs.pipelines.slices import over_at
 from tests.judges.simulated_broker import SKEW_MS, Record, id_of, is_before
 from tests.judges.simulated_world import (
@@ -86,7 +86,7 @@ def topic_says(world: World, slice_: str, key: str) -> tuple[int, int] | None:
     return (said["version"], said["events"]) if said else None
 
 
-def judge_due(world: World, newest: Mapping[str, Entry]) -> list[str]:
+def judge_due(world: World, newest: Mapping[str, LedgerLine]) -> list[str]:
     """Each slice that is over is final, or blocked."""
     defects, final = [], world.history[-1]
     first = min((record.time for record in world.broker.landed), default=world.clock_ms)
@@ -100,7 +100,7 @@ def judge_due(world: World, newest: Mapping[str, Entry]) -> list[str]:
     return defects
 
 
-def judge_late(world: World, header: Header, line: Entry) -> list[str]:
+def judge_late(world: World, header: Header, line: LedgerLine) -> list[str]:
     """A final slice misses as many events as its ledger line says, and none of them had come in time."""
     forgotten = [r for r in _missed(world, header) if came_in_time(r, header.slice) and not _excused(world, header, r)]
     defects = [f"slice {header.slice} is final without {len(forgotten)} events that came in time"] if forgotten else []
@@ -113,7 +113,7 @@ def judge_too_early(world: World) -> list[str]:
     return [f"slice {line.slice} was computed without {line.in_time} events that came in time" for line in why_early]
 
 
-def judge_begun(world: World, newest: Mapping[str, Entry]) -> list[str]:
+def judge_begun(world: World, newest: Mapping[str, LedgerLine]) -> list[str]:
     """Each slice that a plan has begun is published or blocked in the end, also if its run was killed."""
     final = {name: header.version for name, (header, _) in world.history[-1].items()}
     begun = {(line.slice, line.version): line for line in world.lines if line.state in BEGUN}
@@ -126,7 +126,7 @@ def judge_begun(world: World, newest: Mapping[str, Entry]) -> list[str]:
     ]
 
 
-def judge_blocked(world: World, newest: Mapping[str, Entry]) -> list[str]:
+def judge_blocked(world: World, newest: Mapping[str, LedgerLine]) -> list[str]:
     """A blocked slice is tried again when enough events have come since, and they are counted, too.
 
     Until then a person can publish it, so its run has not ended.
@@ -138,14 +138,14 @@ def judge_blocked(world: World, newest: Mapping[str, Entry]) -> list[str]:
     return defects + [defect for line in blocked.values() for defect in _miscounted(world, line, line)]
 
 
-def _missed(world: World, computed: Header | Entry) -> list[Record]:
+def _missed(world: World, computed: Header | LedgerLine) -> list[Record]:
     """The events of a slice that landed after it was computed, as far as late events were counted."""
     counted = world.counted
     behind = in_slice(world.broker.landed[computed.events_version or 0 :], computed.slice)
     return [record for record in behind if counted and is_before(record, counted.topic_id, counted.ends)]
 
 
-def _miscounted(world: World, computed: Header | Entry, line: Entry) -> list[str]:
+def _miscounted(world: World, computed: Header | LedgerLine, line: LedgerLine) -> list[str]:
     """Compare a ledger line with the events that a slice was computed without, and those of them that came in time."""
     missed = _missed(world, computed)
     sure = [record for record in missed if not _excused(world, computed, record)]
@@ -158,7 +158,7 @@ def _miscounted(world: World, computed: Header | Entry, line: Entry) -> list[str
     return [f"{line.state} slice {line.slice} says {said} events came late and in time, it missed {least} to {most}"]
 
 
-def _excused(world: World, computed: Header | Entry, record: Record) -> bool:
+def _excused(world: World, computed: Header | LedgerLine, record: Record) -> bool:
     """Whether an event may stay uncounted, as the offsets of a re-created topic do not continue those of the old one.
 
     An event that came while the topic was re-created may stay uncounted in three cases:

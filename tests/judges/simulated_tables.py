@@ -22,7 +22,7 @@ from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
-from jobs.lake.slices import Entry, Header, State
+from jobs.lake.slices import Header, LedgerLine, State
 from jobs.pipelines.slices import Slice
 from tests.judges.simulated_broker import id_of, within
 from tests.judges.simulated_judges import judge_commit
@@ -104,10 +104,10 @@ class LedgerModel:
     def __init__(self, world: World) -> None:
         self.world, self.seen = world, world.commits
 
-    def newest(self, slices: Collection[str] | None = None) -> dict[str, Entry]:
+    def newest(self, slices: Collection[str] | None = None) -> dict[str, LedgerLine]:
         return {entry.slice: entry for entry in self.world.lines if slices is None or entry.slice in slices}
 
-    def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, Entry], set[str]]:
+    def unsettled(self, days: Collection[str], versions: Mapping[str, int]) -> tuple[dict[str, LedgerLine], set[str]]:
         newest = {name: line for name, line in self.newest().items() if name[:8] in days}
         settled = {
             name
@@ -119,7 +119,7 @@ class LedgerModel:
     def counted(self) -> LateCountPosition | None:
         return self.world.counted
 
-    def append(self, entries: Iterable[Entry], *, counted: LateCountPosition | None = None) -> None:
+    def append(self, entries: Iterable[LedgerLine], *, counted: LateCountPosition | None = None) -> None:
         lines = list(entries)
         if not lines:
             return

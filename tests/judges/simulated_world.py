@@ -9,7 +9,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from jobs.lake.ledger import LateCountPosition
-from jobs.lake.slices import Entry, Header
+from jobs.lake.slices import Header, LedgerLine
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, over_at, slice_at, slice_named
 from tests.judges.simulated_broker import Broker, Record, within
@@ -40,7 +40,7 @@ class World:
     re_creates: bool = False
     plans_ahead: bool = False
     history: list[Final] = field(default_factory=lambda: [{}])
-    lines: list[Entry] = field(default_factory=list)
+    lines: list[LedgerLine] = field(default_factory=list)
     commits: int = 0
     counted: LateCountPosition | None = None
     # For each topic the first and the last count of late events.
@@ -83,7 +83,7 @@ class World:
             first, _ = self.counts.get(counted.topic_id, (counted, counted))
             self.counts[counted.topic_id] = first, counted
 
-    def note_told(self, lines: list[Entry]) -> None:
+    def note_told(self, lines: list[LedgerLine]) -> None:
         """Remember the slices and versions of ledger lines that were written after the topic was re-created."""
         topic_id = self.counted.topic_id if self.counted else None
         self.told_since |= {

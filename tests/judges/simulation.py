@@ -87,9 +87,7 @@ def run(
     own.write_result(staged)
     world.operate("stage: take it")
     folder.keep_staged(own.result())
-    planning.write_states(
-        lake, [planned.plan.entry(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work]
-    )
+    planning.write_states(lake, [planned.plan.line(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work])
     world.operate("audit: decide")
     folder.decide(
         {
@@ -98,7 +96,7 @@ def run(
         }
     )
     blocked = [work for work in planned.plan.work if work.slice in world.bad]
-    planning.write_states(lake, [planned.plan.entry(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
+    planning.write_states(lake, [planned.plan.line(w, State.BLOCKED, at_ms=world.clock_ms) for w in blocked])
     published = publish(world, name, now())
     world.reported += list(published.versions.items())
     return published

@@ -14,7 +14,7 @@ from jobs.finality import due, late, planning, publishing
 from jobs.finality.due import Request, SliceSurvey
 from jobs.finality.run import folder as runs
 from jobs.finality.run.folder import RunFolder
-from jobs.lake.slices import Boundary, Entry, State
+from jobs.lake.slices import Boundary, LedgerLine, State
 from jobs.pipelines.slices import CLOCK_SKEW_MS, over_at, slice_at, slices_between
 from tests.judges.histories import ASKED, HOUR_MS, OLDEST, back, interrupted, names_early, settle, world_of
 from tests.judges.simulated_tables import LakeModel
@@ -47,7 +47,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 HASTY = slice_at(SUM, BEGIN_MS + 6 * MINUTE_MS)
 
 
-def as_older(lines: list[Entry]) -> list[Entry]:
+def as_older(lines: list[LedgerLine]) -> list[LedgerLine]:
     """Ledger lines of an older version, which did not count the events that came in time separately."""
     return [replace(line, in_time=None if line.late else 0) for line in lines]
 
@@ -275,7 +275,7 @@ def test_what_was_landed_of_an_earlier_topic_is_not_late_for_what_was_computed_w
 
 def test_a_slice_with_a_line_keeps_it_when_it_gets_another_boundary() -> None:
     slice_, old, new = slice_at(SUM, BEGIN_MS), Boundary(topic_id="t1", ends={0: 5}), Boundary(topic_id="t2", ends={})
-    line = Entry(slice=slice_.name, state=State.BLOCKED, at_ms=1, run="r", version=1, boundary=old, offsets={0: 5})
+    line = LedgerLine(slice=slice_.name, state=State.BLOCKED, at_ms=1, run="r", version=1, boundary=old, offsets={0: 5})
     now = planning._bounded(slice_, new, line, "later", 2)
     assert (now.state, now.run, now.version, now.boundary) == (State.BLOCKED, "r", 1, new)
     assert now.offsets == {}, "nothing of the new topic is in it"

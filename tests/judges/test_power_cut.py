@@ -63,7 +63,7 @@ def work(lake: Path, disk: Disk) -> list[str]:
     folder, ledger = RunFolder.of(PipelineLake(lake, SUM), RUN), Ledger.open(lake, SUM)
     folder.begin(PLAN)
     done("plan")
-    ledger.append([PLAN.entry(PLAN.work[0], State.RECOMPUTING, at_ms=1)])
+    ledger.append([PLAN.line(PLAN.work[0], State.RECOMPUTING, at_ms=1)])
     done("recomputing")
     own = Try.begin(folder.path, PLAN.names)
     publication = finals.staged(own.stage, finals.FIRST, 1)
@@ -80,7 +80,7 @@ def work(lake: Path, disk: Disk) -> list[str]:
     done("published")
     final.fold(lambda: None, now_ms=finals.FIRST.end_ms + 3 * HOUR_MS)
     done("folded")
-    ledger.append([PLAN.entry(PLAN.work[0], State.FINAL, at_ms=2)])
+    ledger.append([PLAN.line(PLAN.work[0], State.FINAL, at_ms=2)])
     done("told")
     return reported
 
@@ -140,7 +140,7 @@ def judge_tables(lake: Path, reported: list[str]) -> None:
     for table in (SUM.final_table, SUM.ledger_table):
         for file in files_with_sizes(DeltaTable(str(lake / table))):
             pq.ParquetFile(lake / table / file)
-    ledger.append([PLAN.entry(PLAN.work[0], State.REOPENED, at_ms=3)])
+    ledger.append([PLAN.line(PLAN.work[0], State.REOPENED, at_ms=3)])
 
 
 @pytest.mark.parametrize(

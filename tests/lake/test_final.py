@@ -27,7 +27,7 @@ from jobs.lake.final_topic import tombstones
 from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication, PublishedMeanwhileError
-from jobs.lake.slices import Boundary, Entry, Header, State
+from jobs.lake.slices import Boundary, Header, LedgerLine, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.window import Measure
@@ -354,9 +354,9 @@ def test_less_than_was_judged_is_not_published(tmp_path: Path) -> None:
     assert seen(tmp_path) == both(1)
 
 
-def entry(version: int, state: State = State.FINAL) -> Entry:
+def entry(version: int, state: State = State.FINAL) -> LedgerLine:
     boundary = Boundary(topic_id="t1", ends={0: 5})
-    return Entry(slice=FIRST.name, state=state, at_ms=version, run="r", version=version, boundary=boundary)
+    return LedgerLine(slice=FIRST.name, state=state, at_ms=version, run="r", version=version, boundary=boundary)
 
 
 def test_the_ledger_that_dies_anywhere_has_the_line_or_not(tmp_path: Path) -> None:

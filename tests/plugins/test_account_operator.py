@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.lake.ledger import Ledger
-from jobs.lake.slices import Entry, State
+from jobs.lake.slices import LedgerLine, State
 from jobs.pipelines.window import Window
 from jobs.settings import Settings
 from tests.finality.accounts import PIPELINE, Made
@@ -59,7 +59,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 def final(made: Made, day: int, events: int) -> None:
     made.publish(name(day), [], {0: 4}, events=events)
-    line = Entry(slice=name(day), state=State.FINAL, at_ms=0, run="r", version=1, events=events)
+    line = LedgerLine(slice=name(day), state=State.FINAL, at_ms=0, run="r", version=1, events=events)
     Ledger.open(made.root, PIPELINE).append([line])
 
 

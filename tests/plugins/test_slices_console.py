@@ -11,7 +11,7 @@ import pytest
 
 from jobs.finality.auditing import page_of
 from jobs.lake.ledger import Ledger
-from jobs.lake.slices import Entry, State
+from jobs.lake.slices import LedgerLine, State
 from jobs.pipelines import PIPELINES
 from tideline_airflow.console import slices
 from tideline_airflow.console.app import app
@@ -51,7 +51,9 @@ def ask(path: str) -> httpx.Response:
 def told(lake: Path, **states: str) -> None:
     ledger = Ledger.open(lake, SUM)
     for slice_, state in states.items():
-        line = Entry(slice=slice_[1:], state=State(state), at_ms=1_769_860_980_000, run=RUN, version=1, reason=EVIL)
+        line = LedgerLine(
+            slice=slice_[1:], state=State(state), at_ms=1_769_860_980_000, run=RUN, version=1, reason=EVIL
+        )
         ledger.append([line])
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from jobs.control.incidents import report_of
 from jobs.finality.run.tries import StagedSlice
-from jobs.lake.slices import Boundary, Entry, State
+from jobs.lake.slices import Boundary, LedgerLine, State
 from jobs.pipelines.layout import STAGING
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slice_named
@@ -85,7 +85,7 @@ class Plan:
         """Whether there is anything to compute. Empty slices need no Spark."""
         return any(work.window_events for work in self.work)
 
-    def entry(
+    def line(
         self,
         work: Work,
         state: State,
@@ -94,9 +94,9 @@ class Plan:
         late: int = 0,
         reason: str | None = None,
         docs: str | None = None,
-    ) -> Entry:
+    ) -> LedgerLine:
         """A line of the ledger about one of its slices. ``late`` is the number of late events that the line holds."""
-        return Entry(
+        return LedgerLine(
             slice=work.slice,
             state=state,
             at_ms=at_ms,

@@ -22,7 +22,7 @@ from jobs.lake.event_hours import KeptEvents
 from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
-from jobs.lake.slices import Boundary, Entry, Header, State, reconciled
+from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
 from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
@@ -177,9 +177,9 @@ class PipelineYear:
             reason="closed",
         )
 
-    def _entry(self, header: Header, state: State) -> Entry:
+    def _entry(self, header: Header, state: State) -> LedgerLine:
         boundary = Boundary(topic_id=header.topic_id, ends=header.offsets)
-        told = Entry(slice=header.slice, state=state, at_ms=header.as_of_ms, run=header.run, boundary=boundary)
+        told = LedgerLine(slice=header.slice, state=state, at_ms=header.as_of_ms, run=header.run, boundary=boundary)
         return told
 
     def _announce(self, headers: Sequence[Header]) -> None:

@@ -14,7 +14,7 @@ from jobs.finality.checking import page_of as page_of_check
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.slices import Entry, State
+from jobs.lake.slices import LedgerLine, State
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import tide_line
 from jobs.pipelines.pipeline import Pipeline
@@ -57,9 +57,9 @@ def slices(pipeline: _Pipeline) -> str:
     )
 
 
-def _newest(ledger: Ledger) -> tuple[dict[str, Entry], bool]:
+def _newest(ledger: Ledger) -> tuple[dict[str, LedgerLine], bool]:
     """The slices of the newest days, enough to fill a page, and whether these are all slices."""
-    found: dict[str, Entry] = {}
+    found: dict[str, LedgerLine] = {}
     days = ledger.days()
     while days and len(found) <= _SHOWN:
         found |= ledger.newest_of([days.pop()])
@@ -118,7 +118,7 @@ def _lake(pipeline: Pipeline) -> PipelineLake:
     return PipelineLake(Settings.from_env().lake_root, pipeline)
 
 
-def _row(pipeline: Pipeline, entry: Entry) -> tuple[object, ...]:
+def _row(pipeline: Pipeline, entry: LedgerLine) -> tuple[object, ...]:
     link = _Link(entry.slice, address(f"slices/{pipeline.recompute_job}/{entry.slice}"))
     state = (
         "outdated" if entry.state is State.FINAL and entry.fingerprint != pipeline.fingerprint else entry.state.value
@@ -126,11 +126,11 @@ def _row(pipeline: Pipeline, entry: Entry) -> tuple[object, ...]:
     return (link, state, entry.version, entry.rows, entry.events, entry.late, iso(entry.at_ms), entry.reason)
 
 
-def _of(entry: Entry) -> tuple[object, ...]:
+def _of(entry: LedgerLine) -> tuple[object, ...]:
     return (iso(entry.at_ms), entry.state.value, entry.version, entry.rows, entry.events, entry.late)
 
 
-def _said(pipeline: Pipeline, ledger: Ledger, newest: Mapping[str, Entry]) -> str:
+def _said(pipeline: Pipeline, ledger: Ledger, newest: Mapping[str, LedgerLine]) -> str:
     first = min(ledger.newest_of(ledger.days()[:1]), default=None)
     line_ms = _line_ms(pipeline, slice_named(pipeline, first).start_ms) if first else None
     blocked = {name for name, entry in newest.items() if entry.state is State.BLOCKED}
@@ -146,12 +146,12 @@ def _line_ms(pipeline: Pipeline, first_ms: int) -> int | None:
     return tide_line(pipeline, first_ms, final.slices_by_day(), lambda day: final.headers([day])) if final else None
 
 
-def _docs(pipeline: Pipeline, entry: Entry) -> str | None:
+def _docs(pipeline: Pipeline, entry: LedgerLine) -> str | None:
     judged = page_of(_lake(pipeline).root, pipeline, entry.run).is_file()
     return DataDocsLink.address(pipeline.recompute_job, entry.run) if judged else None
 
 
-def _verdict(pipeline: Pipeline, name: str, history: list[Entry]) -> str:
+def _verdict(pipeline: Pipeline, name: str, history: list[LedgerLine]) -> str:
     """The failed checks of a slice that is blocked now."""
     if not history or history[-1].state is not State.BLOCKED:
         return ""

@@ -6,7 +6,7 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from jobs.finality.run.folder import RunFolder
-from jobs.lake.slices import Entry, State
+from jobs.lake.slices import LedgerLine, State
 from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import slice_named
 from jobs.refusal import Refusal
@@ -16,7 +16,7 @@ from tideline_airflow.operators.batch import PipelineOperator
 from tideline_airflow.operators.recompute import PublishOperator
 
 
-def _blocked(operator: PipelineOperator, slice_: str) -> Entry:
+def _blocked(operator: PipelineOperator, slice_: str) -> LedgerLine:
     """The ledger's newest line of a slice; refused unless its state is blocked."""
     slice_named(operator.definition, slice_)
     ledger = operator.lake().ledger()
