@@ -260,8 +260,8 @@ def test_accounts_of_an_older_release_are_read_once(made: Made) -> None:
     balance.transact([], json.dumps({"accounts": []}))
     assert off(made) == [(name(0), 1)]
     accounted(made, 1, windows=0)
-    said = next(words for _, words in Accounts.open(made.root, PIPELINE)._balance.words())
-    assert said["unexplained"] == [[name(0), 1, 2]]
+    metadata = Accounts.open(made.root, PIPELINE)._balance.newest_metadata()
+    assert metadata["unexplained"] == [[name(0), 1, 2]]
 
 
 def test_an_incident_stays_open_for_as_long_as_its_account_is_kept(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
