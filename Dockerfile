@@ -40,6 +40,7 @@ RUN /opt/uv/bin/uv venv --quiet --python /usr/bin/python3 .venv \
     && /opt/uv/bin/uv pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock
 # Before the code, which changes more often: fetched once.
 COPY jobs/refusal.py ./jobs/
+COPY local/steps.py ./local/
 COPY local/jars/fetch.py local/jars/jars.toml local/jars/java.py local/jars/lock.py ./local/jars/
 # Where Maven Central cannot be reached as it is: a mirror, or Java's words for a proxy.
 ARG TIDELINE_MAVEN_URL

@@ -197,6 +197,29 @@ def test_the_dockerfile_follows_the_rules():
     assert any(line.startswith("SHELL") and "pipefail" in line for line in DOCKERFILE)
 
 
+def test_the_image_fetches_jars_with_the_few_files_that_this_needs(tmp_path: Path):
+    """The layer with the jars comes before the code, so it has only the files that are copied by name."""
+    for line in DOCKERFILE[: next(at for at, line in enumerate(DOCKERFILE) if "local.jars import fetch" in line)]:
+        if line.startswith("COPY ") and line.endswith("/") and "--from" not in line:
+            *files, folder = line.split()[1:]
+            for file in files:
+                place = tmp_path / folder / Path(file).name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(PROJECT / file, place)
+    assert (tmp_path / "local" / "jars" / "fetch.py").is_file()
+    code = [
+        "import sys",
+        # Without the path and the finder of the installation, which would find the files of this project, too.
+        f"sys.path = [path for path in sys.path if path != {str(PROJECT)!r}]",
+        "sys.meta_path = [finder for finder in sys.meta_path if '__editable__' not in str(finder)]",
+        "from local.jars import fetch",
+        "print(fetch.__file__)",
+    ]
+    command = [sys.executable, "-c", "; ".join(code)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.stderr, ran.stdout.strip()) == ("", str(tmp_path / "local" / "jars" / "fetch.py"))
+
+
 def test_what_a_jar_is_called_is_what_is_pinned():
     pinned = re.search(r'artifact = "(hadoop-bare-naked-local-fs)", version = "([^"]+)"', jars_declaration())
     name = f"/opt/tideline/jars/spark/{'-'.join(pinned.groups())}.jar"

@@ -145,7 +145,7 @@ def test_a_blocked_slice_makes_the_audit_red_and_the_others_are_published(world:
     after = world.headers()
     assert after[good.name].version == before[good.name].version + 1
     assert after.get(bad.name) == before.get(bad.name)
-    assert f"Slice {bad.name} is blocked: mean " in done["log"]
+    assert f"Slice {bad.name} is blocked: rule 'mean " in done["log"]
     assert set(done["xcoms"]["publish.return_value"]) == {good.name}
     (incident,) = Incidents.of(world.settings.lake_root).still_open(f"recompute.{SUM.name}.")
     assert incident.key == blocked(SUM.name, bad.name)
