@@ -17,6 +17,7 @@ from tests import processes
 from tests.judges.oracle import Record
 
 os.environ["SPARK_DRIVER_MEMORY"] = "1g"
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).with_name("spark"))
 # It logs each connection that is closed, even after the run has ended and its log is closed.
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
