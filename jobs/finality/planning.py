@@ -75,7 +75,8 @@ class Planner:
         It waits for no other slice. A slice that is over meanwhile is left to the next run; otherwise there would
         always be one more to wait for.
         """
-        waiting = self.preview(request).survey.waiting
+        # Only the survey: the plan that follows counts the events.
+        waiting = self._survey(*self._read(), request).survey.waiting
         if not waiting:
             return
         taken = self.take_boundaries(run)
