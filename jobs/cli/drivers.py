@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.shared import pipeline_named
+from jobs.cli.shared import lake_of, pipeline_named
 from jobs.settings import Settings
 
 _UntilCaughtUp = Annotated[
@@ -40,10 +40,9 @@ def recompute(
 ) -> None:
     """Compute the windows of the slices in a run's plan. The task `recompute` submits this command."""
     from jobs.finality import recompute as job
-    from jobs.lake.pipeline_lake import PipelineLake
 
     settings = Settings.from_env()
-    job.run(PipelineLake(settings.lake_root, pipeline_named(name)), settings, run, try_name)
+    job.run(lake_of(settings, name), settings, run, try_name)
 
 
 def audit(name: str, run: _Run, link: _Link = None) -> None:
@@ -51,11 +50,10 @@ def audit(name: str, run: _Run, link: _Link = None) -> None:
     from jobs import session
     from jobs.finality import auditing
     from jobs.finality.run.tries import stop_when_task_ends
-    from jobs.lake.pipeline_lake import PipelineLake
 
     settings = Settings.from_env()
     with stop_when_task_ends(), session.opened(settings, f"audit {name}") as spark:
-        auditing.examine(PipelineLake(settings.lake_root, pipeline_named(name)), run, spark=spark, link=link)
+        auditing.examine(lake_of(settings, name), run, spark=spark, link=link)
 
 
 def account(
@@ -66,8 +64,7 @@ def account(
     """Explain how the live rows of each slice differ from its final rows. The task `account` submits this command."""
     from jobs.finality import account as job
     from jobs.finality.run.tries import stop_when_task_ends
-    from jobs.lake.pipeline_lake import PipelineLake
 
     settings = Settings.from_env()
     with stop_when_task_ends():
-        job.run(PipelineLake(settings.lake_root, pipeline_named(name)), settings, run, link)
+        job.run(lake_of(settings, name), settings, run, link)

@@ -14,10 +14,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from jobs.refusal import Refusal
-from jobs.settings import environment
+from jobs.settings import Settings, environment
 
 if TYPE_CHECKING:
     from jobs.airflow_api.client import AirflowApi
+    from jobs.lake.pipeline_lake import PipelineLake
     from jobs.pipelines.pipeline import Pipeline
     from local.platform.stack import Stack
 
@@ -75,6 +76,13 @@ def steps(title: str) -> Iterator[Callable[[str], None]]:
         return
     with errors.status(title) as status:
         yield lambda step: status.update(f"{title}: {step}")
+
+
+def lake_of(settings: Settings, name: str) -> "PipelineLake":
+    """The lake of the pipeline of this name; refused if there is none."""
+    from jobs.lake.pipeline_lake import PipelineLake
+
+    return PipelineLake(settings.lake_root, pipeline_named(name))
 
 
 def pipeline_named(name: str) -> "Pipeline":

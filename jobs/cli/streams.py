@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from jobs.cli.shared import Format, Output, airflow, console_for_tables, errors, pipeline_named
+from jobs.cli.shared import Format, Output, airflow, console_for_tables, errors, lake_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings, environment
 from jobs.times import parse_time
@@ -142,12 +142,10 @@ def advise(
     output: Format = Output.TABLE,
 ) -> None:
     """Propose a watermark delay from the lateness of landed events, and show what it costs."""
-    from jobs.lake.pipeline_lake import PipelineLake
     from jobs.streaming import advise as adviser
 
     settings = Settings.from_env()
-    lake = PipelineLake(settings.lake_root, pipeline_named(name))
-    advice = adviser.advise(lake, settings.trigger_ms, hours=hours, share=share)
+    advice = adviser.advise(lake_of(settings, name), settings.trigger_ms, hours=hours, share=share)
     if output is Output.JSON:
         print(advice.to_json())
         return

@@ -59,7 +59,7 @@ def examine(
             f"run {run!r} of {pipeline.name!r} has no staged rows: clear its task recompute, or its task plan"
         )
     plan = whole.only(staged)
-    docs = page_of(lake.root, pipeline, run)
+    docs = page_of(lake, run)
     page_name = str(docs).removeprefix(f"{lake.root}/")
     now_ms = round(time.time() * 1000)
     planning.write_states(lake, (plan.line(w, State.AUDITING, at_ms=now_ms, docs=page_name) for w in plan.work))
@@ -107,9 +107,9 @@ def _not_computed(slice_: str, why: str) -> Verdict:
     return Verdict(slice=slice_, failures=(failure,))
 
 
-def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
+def page_of(lake: PipelineLake, run: str) -> Folder:
     """The page about the audit of a run."""
-    return lake_root / PAGES / pipeline.name / f"{name_of(run)}.html"
+    return lake.root / PAGES / lake.pipeline.name / f"{name_of(run)}.html"
 
 
 def _judge(

@@ -38,7 +38,7 @@ def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
     now_ms, served_lake = round(time.time() * 1000), Lake(lake.root)
     pipeline, final = lake.pipeline, lake.final()
     changed = [header.slice for header in sample(final, pipeline, now_ms) if is_changed(final, pipeline, header)]
-    docs = page_of(lake.root, pipeline, run)
+    docs = page_of(lake, run)
     rows, fresh = live_windows(served_lake, pipeline), freshness_seconds(served_lake, pipeline)
     repeated = repeated_windows(served_lake, pipeline)
     failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
@@ -52,9 +52,9 @@ def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
     return verdict
 
 
-def page_of(lake_root: Folder, pipeline: Pipeline, run: str) -> Folder:
+def page_of(lake: PipelineLake, run: str) -> Folder:
     """The page about a check."""
-    return lake_root / PAGES / pipeline.check_job / f"{name_of(run)}.html"
+    return lake.root / PAGES / lake.pipeline.check_job / f"{name_of(run)}.html"
 
 
 def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:

@@ -75,7 +75,8 @@ class Planner:
         So the plan that follows finds these slices closed. It waits for `INGEST_PATIENCE_SECONDS` at most, and only for
         slices that are over when it begins. Otherwise there would always be one more slice to wait for.
         """
-        waiting = self.preview(request).survey.waiting
+        # Only the survey: the plan that follows counts the events.
+        waiting = self._survey(*self._read(), request).survey.waiting
         if not waiting:
             return
         taken = self.take_boundaries(run)

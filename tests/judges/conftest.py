@@ -27,9 +27,15 @@ def staged_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world in which everything before the tide line counts as settled."""
-    monkeypatch.setattr(days, "_MORE_HOURS", -SUM.source.horizon_hours)
+def world(tmp_path: Path) -> World:
+    """A world in which no slice fails its checks."""
     world = world_of(tmp_path, 3)
     world.bad = set()
+    return world
+
+
+@pytest.fixture
+def old(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world in which everything before the tide line counts as settled."""
+    monkeypatch.setattr(days, "_MORE_HOURS", -SUM.source.horizon_hours)
     return world

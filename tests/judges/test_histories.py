@@ -25,10 +25,8 @@ pytestmark = pytest.mark.usefixtures("staged_again")
 
 
 @pytest.fixture
-def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def hasty(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world with a slice that was final before it was over: a publish of an older version did not check that."""
-    world = world_of(tmp_path, 3)
-    world.bad = set()
     world.clock_ms = HASTY.start_ms + 30_000
     for at in range(1000):
         world.arrive(HASTY.start_ms + at)
@@ -158,10 +156,8 @@ def no_space(*_: object) -> None:
 
 
 def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = world_of(tmp_path, 3)
-    world.bad = set()
     with model_of(world):
         slice_ = slice_at(SUM, BEGIN_MS)
         with monkeypatch.context() as patch:
@@ -182,10 +178,8 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
 
 
 def test_a_run_that_only_tells_does_not_close_the_incident_of_a_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = world_of(tmp_path, 3)
-    world.bad = set()
     with model_of(world):
         slice_ = slice_at(SUM, BEGIN_MS)
         run(world, "first")
@@ -200,10 +194,8 @@ def test_a_run_that_only_tells_does_not_close_the_incident_of_a_block(
 
 
 def test_who_was_overtaken_leaves_the_folder_of_the_run_to_its_successor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = world_of(tmp_path, 3)
-    world.bad = set()
     with model_of(world):
 
         def sleep(*inputs: Any) -> SliceSurvey:
@@ -220,10 +212,8 @@ def test_who_was_overtaken_leaves_the_folder_of_the_run_to_its_successor(
         assert settle(world) == []
 
 
-def test_a_run_that_finds_nothing_to_do_is_over(tmp_path: Path) -> None:
+def test_a_run_that_finds_nothing_to_do_is_over(world: World) -> None:
     """Each plan looks through the folders of all runs that are not over."""
-    world = world_of(tmp_path, 3)
-    world.bad = set()
     with model_of(world):
         run(world, "first")
         folder = RunFolder.of(LakeModel.of(world), "idle")
@@ -258,10 +248,8 @@ def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
         assert line.late > 0
 
 
-def test_what_was_landed_of_an_earlier_topic_is_not_late_for_what_was_computed_with_it(tmp_path: Path) -> None:
+def test_what_was_landed_of_an_earlier_topic_is_not_late_for_what_was_computed_with_it(world: World) -> None:
     """The slice was planned after the topic was re-created, and before any record of the new topic had landed."""
-    world = world_of(tmp_path, 3)
-    world.bad = set()
     with model_of(world):
         world.broker.re_create()
         run(world, "first")
@@ -295,9 +283,7 @@ def test_a_plan_closes_the_incident_of_a_slice_whose_publisher_died_before_it(tm
         assert [incident.key for incident in incidents.still_open("")] == [blocked(SUM.name, second.name)]
 
 
-def test_one_who_is_overtaken_while_it_sends_begins_no_further_slice(tmp_path: Path, monkeypatch: Any) -> None:
-    world = world_of(tmp_path, 3)
-    world.bad = set()
+def test_one_who_is_overtaken_while_it_sends_begins_no_further_slice(world: World, monkeypatch: Any) -> None:
 
     def overtake(name: str) -> None:
         # The first slice is sent, and the second is next.

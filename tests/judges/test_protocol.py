@@ -78,10 +78,8 @@ def test_accounts_add_up_whatever_becomes_of_stream_and_topic(tmp_path: Path) ->
         assert simulate_live(tmp_path, seed) == [], f"seed {seed}"
 
 
-def test_an_account_does_not_compare_with_events_of_a_topic_that_no_plan_has_seen_yet(tmp_path: Path) -> None:
+def test_an_account_does_not_compare_with_events_of_a_topic_that_no_plan_has_seen_yet(world: World) -> None:
     """Their offsets look as if they belonged to slices that were computed before."""
-    world = world_of(tmp_path, 3)
-    world.bad = set()
     with model_of(world), live_of(world) as stream:
         run(world, "first")
         world.broker.re_create()
@@ -248,9 +246,7 @@ def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_p
         assert settle(world) == []
 
 
-def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
-    world = world_of(tmp_path, 3)
-    world.bad = set()
+def test_late_events_reopen_and_are_counted_once(world: World) -> None:
     with model_of(world):
         run(world, "first")
         touched = slice_at(SUM, BEGIN_MS)
@@ -267,10 +263,8 @@ def test_late_events_reopen_and_are_counted_once(tmp_path: Path) -> None:
         assert [entry.late for entry in reopened] == [1]
 
 
-def test_a_plan_by_a_clock_that_is_an_hour_ahead_publishes_nothing_that_is_not_over(tmp_path: Path) -> None:
+def test_a_plan_by_a_clock_that_is_an_hour_ahead_publishes_nothing_that_is_not_over(world: World) -> None:
     """An older version may have made such a plan, since it asked its machine's clock."""
-    world = world_of(tmp_path, 3)
-    world.bad = set()
     with model_of(world):
         published = run(world, "ahead", ahead_ms=HOUR_MS)
         assert published is not None

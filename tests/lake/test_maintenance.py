@@ -49,11 +49,10 @@ def test_the_cadence_goes_on_after_each_merge(path: Path, monkeypatch: pytest.Mo
     assert (rows(path), last_note(path)) == (list(range(30)), note(29))
 
 
+@pytest.mark.usefixtures("nothing_kept")
 def test_files_that_no_reader_needs_are_deleted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
     monkeypatch.setattr(tables, "DELETE_EVERY_SECONDS", 0)
-    at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
-    monkeypatch.setattr(tables, "_PROPERTIES", at_once)
     writer = opened(path)
     for batch in range(9):
         commit(writer, batch)
@@ -104,9 +103,8 @@ def test_files_are_deleted_several_times_within_the_time_for_which_they_are_kept
         assert (json.loads((path / "_freed.json").read_text())["files"] != 7) == bool(turns)
 
 
+@pytest.mark.usefixtures("nothing_kept")
 def test_an_overtaken_writer_deletes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
-    monkeypatch.setattr(tables, "_PROPERTIES", at_once)
     zombie = opened(path)
     for batch in range(3):
         commit(zombie, batch)

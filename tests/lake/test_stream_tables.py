@@ -169,13 +169,12 @@ def test_a_reset_that_was_overtaken_changes_nothing(path: Path) -> None:
     assert (rows(path), last_note(path)) == ([0, 1], note(1))
 
 
+@pytest.mark.usefixtures("nothing_kept")
 def test_a_reset_survives_a_merge_and_the_files_it_took_away_are_deleted(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
     monkeypatch.setattr(tables, "DELETE_EVERY_SECONDS", 0)
-    at_once = {**tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
-    monkeypatch.setattr(tables, "_PROPERTIES", at_once)
     writer = opened(path)
     for batch in range(3):
         commit(writer, batch)

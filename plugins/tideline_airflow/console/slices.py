@@ -73,7 +73,8 @@ def one_slice(pipeline: _Pipeline, name: str) -> str:
         known = slice_named(pipeline, name).name
     except RefusedDefinitionError as refusal:
         raise HTTPException(404, str(refusal)) from refusal
-    ledger, final = _lake(pipeline).ledger(), _lake(pipeline).final()
+    lake = _lake(pipeline)
+    ledger, final = lake.ledger(), lake.final()
     history = ledger.history(known) if ledger else []
     header = final.headers([known[:8]]).get(known) if final else None
     if not history and header is None:
@@ -101,7 +102,7 @@ def data_docs(dag_id: str, run: str) -> str:
     pipeline, place = {**audits, **checks}.get(dag_id, (None, None))
     if pipeline is None or place is None:
         raise HTTPException(404, f"DAG {dag_id} has no page of checks: only recompute_PIPELINE and check_PIPELINE have")
-    path = place(_lake(pipeline).root, pipeline, run)
+    path = place(_lake(pipeline), run)
     if not path.is_file():
         raise HTTPException(404, f"run {run} of {dag_id} has no page of checks: nothing was checked, or it was deleted")
     return path.read_text(encoding="utf-8")
@@ -147,7 +148,7 @@ def _line_ms(pipeline: Pipeline, first_ms: int) -> int | None:
 
 
 def _docs(pipeline: Pipeline, entry: LedgerLine) -> str | None:
-    judged = page_of(_lake(pipeline).root, pipeline, entry.run).is_file()
+    judged = page_of(_lake(pipeline), entry.run).is_file()
     return DataDocsLink.address(pipeline.recompute_job, entry.run) if judged else None
 
 

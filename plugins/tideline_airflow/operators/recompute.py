@@ -83,7 +83,7 @@ class PlanOperator(PipelineOperator):
 
         own = run_id.replace("'", "''")
         sql = f"SELECT DISTINCT slice FROM ledger_{self.pipeline} WHERE run = '{own}' AND state = 'recomputing'"
-        names = Lake(self.settings().lake_root).query(sql).column("slice").to_pylist()
+        names = Lake(self.lake().root).query(sql).column("slice").to_pylist()
         return [slice_named(self.definition, name) for name in sorted(names)]
 
 
@@ -124,7 +124,7 @@ class RecomputeOperator(BatchJobOperator):
         try:
             return self._compute(folder, part)
         except DriverError as error:
-            if Room.of(self.settings().lake_root).is_short():
+            if Room.of(self.lake().root).is_short():
                 # The full disk is the cause. Smaller groups would find room, so a slice would be blamed wrongly.
                 raise
             self.log.warning("a Spark job for %d slices failed: %s", len(part.work), error)
