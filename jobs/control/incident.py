@@ -7,52 +7,52 @@ from enum import StrEnum
 from jobs.pipelines import INGEST
 
 
-def crash_loop(job: str) -> str:
+def crash_loop_key(job: str) -> str:
     """The key of a stream that fails again and again."""
     return f"stream.{job}.crash-loop"
 
 
-def stalled(job: str) -> str:
+def stalled_key(job: str) -> str:
     """The key of a stream that runs but makes no progress."""
     return f"stream.{job}.stalled"
 
 
-def lost(source: str) -> str:
+def lost_key(source: str) -> str:
     """The key of records that `ingest` passed over because of a reset."""
     return f"stream.{INGEST}.lost.{source}"
 
 
-def blocked(pipeline: str, slice_: str) -> str:
+def blocked_key(pipeline: str, slice_: str) -> str:
     """The key of a slice that failed its audit and is not published."""
     return f"recompute.{pipeline}.blocked.{slice_}"
 
 
-def served(pipeline: str) -> str:
+def served_key(pipeline: str) -> str:
     """The key of served rows that fail their checks."""
     return f"check.{pipeline}.served"
 
 
-def unexplained(pipeline: str) -> str:
+def unexplained_key(pipeline: str) -> str:
     """The key of a difference between live and final rows that no event explains."""
     return f"account.{pipeline}.unexplained"
 
 
-def failed_run(dag_id: str) -> str:
+def failed_run_key(dag_id: str) -> str:
     """The key of a DAG after a failure of its newest run."""
     return f"dag.{dag_id}.failed"
 
 
-def missed_deadline(dag_id: str) -> str:
+def missed_deadline_key(dag_id: str) -> str:
     """The key of a DAG with a run that missed its deadline."""
     return f"dag.{dag_id}.deadline"
 
 
-def unreadable(name: str) -> str:
+def unreadable_key(name: str) -> str:
     """The key of a small file that could not be read and was given up."""
     return f"document.{name}.unreadable"
 
 
-def full_disk() -> str:
+def full_disk_key() -> str:
     """The key of a disk that has no room for the lake."""
     return "disk.lake.full"
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.control.incident import Happening, Incident, Unsent, blocked, seen_failures, unreadable
+from jobs.control.incident import Happening, Incident, Unsent, blocked_key, seen_failures, unreadable_key
 from jobs.pipelines.layout import INCIDENTS
 from jobs.storage.documents import UNREADABLE, Documents, Report
 from jobs.storage.folders import Folder
@@ -113,7 +113,7 @@ class Incidents:
 
     def close_blocked(self, pipeline: str, slices: Iterable[str]) -> None:
         """Close the incidents of slices that are final now. The names are listed once for all slices together."""
-        keys = {blocked(pipeline, name) for name in slices}
+        keys = {blocked_key(pipeline, name) for name in slices}
         for row in self._rows().values() if keys else ():
             if row.key in keys:
                 self._close(row, "the slice is final now")
@@ -278,7 +278,7 @@ def report_of(lake_root: Folder) -> Report:
 
     def report(file: Path) -> None:
         incidents, name = Incidents.of(lake_root), str(file.relative_to(str(lake_root)))
-        key = unreadable(name.replace("/", "."))
+        key = unreadable_key(name.replace("/", "."))
         copies = file.parent / UNREADABLE
         incidents.open(key, f"file {name} could not be read, as after a power cut; a copy is kept in {copies}")
         incidents.close(key, "the file counts as missing, and work goes on without it")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from jobs.control.incident import full_disk
+from jobs.control.incident import full_disk_key
 from jobs.control.incidents import Incidents
 from jobs.pipelines.layout import SPARE
 from jobs.settings import reserve_bytes
@@ -60,7 +60,7 @@ class Room:
 
     def _was_short(self, root: Path) -> bool:
         """Whether the spare is missing and the incident is open. A new lake has neither."""
-        return not (root / SPARE).is_file() and bool(Incidents.of(root).still_open(full_disk()))
+        return not (root / SPARE).is_file() and bool(Incidents.of(root).still_open(full_disk_key()))
 
     def _report_full_disk(self, root: Path, free: int, total: int) -> None:
         """Open the incident, then delete the spare. Without both, it would look as if the disk had never been full."""
@@ -68,9 +68,9 @@ class Room:
             return
         incidents, sentence = Incidents.of(root), self._sentence(root, free, total)
         with suppress(OSError):
-            incidents.open(full_disk(), sentence)
+            incidents.open(full_disk_key(), sentence)
         (root / SPARE).unlink(missing_ok=True)
-        incidents.open(full_disk(), sentence)
+        incidents.open(full_disk_key(), sentence)
         self._told = True
 
     def _keep_spare(self, root: Path) -> None:
@@ -78,7 +78,7 @@ class Room:
         if self._told is False and (root / SPARE).is_file():
             return
         Incidents.of(root).close(
-            full_disk(), f"the disk of the lake ({root}) has enough free space again: all jobs go on"
+            full_disk_key(), f"the disk of the lake ({root}) has enough free space again: all jobs go on"
         )
         if not (root / SPARE).is_file():
             make_folder((root / SPARE).parent)

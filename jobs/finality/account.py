@@ -13,7 +13,7 @@ from typing import Any
 
 from jobs import session
 from jobs.control.events_needed import say_needed
-from jobs.control.incident import unexplained
+from jobs.control.incident import unexplained_key
 from jobs.control.writing import writing
 from jobs.finality import account_inputs
 from jobs.finality.account_inputs import AccountProgress, Seen, ready, see
@@ -221,7 +221,7 @@ def _keep_incident(lake: PipelineLake, accounts: Accounts, link: str | None) -> 
 
     An earlier run may have been killed before it opened the incident, or may have seen other slices.
     """
-    incidents, key = lake.incidents(), unexplained(lake.pipeline.name)
+    incidents, key = lake.incidents(), unexplained_key(lake.pipeline.name)
     wrong = accounts.unexplained()
     if wrong:
         text = _sentence(lake.pipeline, accounts, wrong)

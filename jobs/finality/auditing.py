@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from jobs.control.incident import blocked
+from jobs.control.incident import blocked_key
 from jobs.failpoints import FailPoint, may_fail_at
 from jobs.finality import planning
 from jobs.finality.run.folder import KEPT_SECONDS, Plan, RunFolder, Work, name_of
@@ -59,7 +59,7 @@ def examine(
             f"run {run!r} of {pipeline.name!r} has no staged rows: clear its task recompute, or its task plan"
         )
     plan = whole.only(staged)
-    docs = page_of(lake, run)
+    docs = audit_page(lake, run)
     page_name = str(docs).removeprefix(f"{lake.root}/")
     now_ms = round(time.time() * 1000)
     planning.write_states(lake, (plan.line(w, State.AUDITING, at_ms=now_ms, docs=page_name) for w in plan.work))
@@ -107,7 +107,7 @@ def _not_computed(slice_: str, why: str) -> Verdict:
     return Verdict(slice=slice_, failures=(failure,))
 
 
-def page_of(lake: PipelineLake, run: str) -> Folder:
+def audit_page(lake: PipelineLake, run: str) -> Folder:
     """The page about the audit of a run."""
     return lake.root / PAGES / lake.pipeline.name / f"{name_of(run)}.html"
 
@@ -214,4 +214,4 @@ def _block(lake: PipelineLake, plan: Plan, verdicts: Mapping[str, Verdict], docs
             f"slice {work.slice} of {name} is blocked: {reasons[work.slice]}. Its new rows are not published. Correct "
             "the data or the definition, then restate the slice, or publish it anyway with the DAG publish_blocked"
         )
-        incidents.open(blocked(name, work.slice), text, link=link)
+        incidents.open(blocked_key(name, work.slice), text, link=link)

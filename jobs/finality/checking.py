@@ -7,7 +7,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.control.incident import served
+from jobs.control.incident import served_key
 from jobs.finality.run.folder import KEPT_SECONDS, name_of
 from jobs.lake.columns import checksum, columns_of
 from jobs.lake.final import FinalTable
@@ -38,13 +38,13 @@ def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
     now_ms, served_lake = round(time.time() * 1000), Lake(lake.root)
     pipeline, final = lake.pipeline, lake.final()
     changed = [header.slice for header in sample(final, pipeline, now_ms) if is_changed(final, pipeline, header)]
-    docs = page_of(lake, run)
+    docs = check_page(lake, run)
     rows, fresh = live_windows(served_lake, pipeline), freshness_seconds(served_lake, pipeline)
     repeated = repeated_windows(served_lake, pipeline)
     failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
     verdict = Verdict(slice=SERVED, failures=tuple(failures))
     page.discard_old(docs.parent, KEPT_SECONDS)
-    key, incidents = served(pipeline.name), lake.incidents()
+    key, incidents = served_key(pipeline.name), lake.incidents()
     if verdict.passed:
         incidents.close(key, f"the served rows of {pipeline.name} pass their checks")
     else:
@@ -52,7 +52,7 @@ def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
     return verdict
 
 
-def page_of(lake: PipelineLake, run: str) -> Folder:
+def check_page(lake: PipelineLake, run: str) -> Folder:
     """The page about a check."""
     return lake.root / PAGES / lake.pipeline.check_job / f"{name_of(run)}.html"
 

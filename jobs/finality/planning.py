@@ -9,7 +9,7 @@ from kafka import KafkaAdminClient
 
 from jobs.broker.clock import Clock
 from jobs.control.events_needed import said_needed, say_needed
-from jobs.control.incident import blocked
+from jobs.control.incident import blocked_key
 from jobs.control.lease import Lease
 from jobs.control.writing import writing
 from jobs.finality.due import (
@@ -168,7 +168,7 @@ class Planner:
         The run that published such a slice may have been killed before it closed the incident.
         """
         name = self.lake.pipeline.name
-        incidents, prefix = self.lake.incidents(), blocked(name, "")
+        incidents, prefix = self.lake.incidents(), blocked_key(name, "")
         names = [incident.key.removeprefix(prefix) for incident in incidents.still_open(prefix)]
         final = [each for each, entry in ledger.newest(names).items() if entry.state is State.FINAL]
         incidents.close_blocked(name, final)

@@ -15,7 +15,7 @@ from rich.table import Table
 from jobs.airflow_api.client import AirflowApi
 from jobs.control.epochs import STOP_SECONDS, Epoch, Health, Stop, Wait, failures
 from jobs.control.folder import Control, death_of
-from jobs.control.incident import crash_loop, failed_run, full_disk, stalled
+from jobs.control.incident import crash_loop_key, failed_run_key, full_disk_key, stalled_key
 from jobs.control.incidents import Incidents
 from jobs.pipelines import STREAMS
 from jobs.pipelines.layout import dag_id_of
@@ -89,7 +89,7 @@ class Fleet:
                 self.api.end_runs(dag_id_of(job), "success", f"stopped by {by}")
             if job not in asked:
                 self.report(f"{job}: no driver runs")
-            for key in (crash_loop(job), stalled(job), failed_run(dag_id_of(job))):
+            for key in (crash_loop_key(job), stalled_key(job), failed_run_key(dag_id_of(job))):
                 Incidents.of(self.lake_root).close(key, f"switched off by {by}")
 
     def start(self, jobs: Sequence[str], *, by: str) -> None:
@@ -206,7 +206,7 @@ class Fleet:
 
     def incidents(self, jobs: Iterable[str] = STREAMS) -> list[str]:
         """The texts of the jobs' open incidents, and of a full disk, which stops all jobs."""
-        prefixes = [full_disk(), *(f"stream.{job}." for job in jobs)]
+        prefixes = [full_disk_key(), *(f"stream.{job}." for job in jobs)]
         return [incident.text for incident in Incidents.of(self.lake_root).still_open(*prefixes)]
 
 

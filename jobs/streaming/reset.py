@@ -19,7 +19,7 @@ from jobs.broker.kafka import TopicState, require
 from jobs.control.checkpoint import Checkpoint
 from jobs.control.epochs import Receipt
 from jobs.control.folder import Control
-from jobs.control.incident import lost
+from jobs.control.incident import lost_key
 from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease
 from jobs.failpoints import FailPoint, may_fail_at
@@ -89,8 +89,8 @@ def _apply(settings: Settings, client: KafkaAdminClient, request: Request, lease
 def _report_loss(lake_root: Folder, source: Source, loss: str) -> None:
     """Report the loss as an incident that is over at once: the operator who resets has acknowledged it."""
     incidents = Incidents.of(lake_root)
-    incidents.open(lost(source.name), loss)
-    incidents.close(lost(source.name), loss)
+    incidents.open(lost_key(source.name), loss)
+    incidents.close(lost_key(source.name), loss)
 
 
 def _put_aside(lake_root: Folder, checkpoint: str) -> None:

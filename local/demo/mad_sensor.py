@@ -8,7 +8,7 @@ from kafka import KafkaProducer
 from rich.console import Console
 
 from jobs.broker.kafka import client_options
-from jobs.control.incident import Incident, blocked
+from jobs.control.incident import Incident, blocked_key
 from jobs.control.incidents import Incidents
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import Slice, slice_at
@@ -56,7 +56,7 @@ def _send(kafka: KafkaSettings) -> Slice:
 
 def _wait(stack: Stack, lake: Lake, slice_: Slice, tell: Tell) -> Incident:
     """Wait until the audit has blocked the slice."""
-    deadline, key = time.monotonic() + _SECONDS, blocked(FINAL, slice_.name)
+    deadline, key = time.monotonic() + _SECONDS, blocked_key(FINAL, slice_.name)
     while time.monotonic() < deadline:
         for incident in Incidents.of(stack.settings.jobs.lake_root).still_open(key):
             return incident

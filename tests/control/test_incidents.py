@@ -14,13 +14,13 @@ from jobs.control import incidents as module
 from jobs.control.incident import (
     Happening,
     Incident,
-    blocked,
-    crash_loop,
-    failed_run,
-    missed_deadline,
-    served,
-    stalled,
-    unexplained,
+    blocked_key,
+    crash_loop_key,
+    failed_run_key,
+    missed_deadline_key,
+    served_key,
+    stalled_key,
+    unexplained_key,
 )
 from jobs.control.incidents import Incidents
 from jobs.pipelines.layout import INCIDENTS
@@ -128,7 +128,12 @@ def test_the_one_with_the_newest_word_comes_first(incidents: Incidents, clock: C
 
 
 def test_those_that_are_open_are_found_by_how_their_keys_begin(incidents: Incidents) -> None:
-    keys = [crash_loop("rolling_sum"), stalled("rolling_sum"), stalled("rolling_sum_sliding"), "lag.numbers"]
+    keys = [
+        crash_loop_key("rolling_sum"),
+        stalled_key("rolling_sum"),
+        stalled_key("rolling_sum_sliding"),
+        "lag.numbers",
+    ]
     for key in keys:
         incidents.open(key, "opened")
     incidents.close(keys[0], "over")
@@ -237,15 +242,15 @@ def tell(incidents: Incidents, *channels: str) -> None:
 
 
 def test_the_keys_of_incidents() -> None:
-    assert blocked("rolling_sum", "20260101T000000Z") == "recompute.rolling_sum.blocked.20260101T000000Z"
-    assert failed_run("stream_ingest") == "dag.stream_ingest.failed"
-    assert missed_deadline("stream_ingest") == "dag.stream_ingest.deadline"
-    assert served("rolling_sum") == "check.rolling_sum.served"
-    assert unexplained("rolling_sum") == "account.rolling_sum.unexplained"
+    assert blocked_key("rolling_sum", "20260101T000000Z") == "recompute.rolling_sum.blocked.20260101T000000Z"
+    assert failed_run_key("stream_ingest") == "dag.stream_ingest.failed"
+    assert missed_deadline_key("stream_ingest") == "dag.stream_ingest.deadline"
+    assert served_key("rolling_sum") == "check.rolling_sum.served"
+    assert unexplained_key("rolling_sum") == "account.rolling_sum.unexplained"
 
 
 def test_an_opening_and_its_end_are_told_once_each(incidents: Incidents) -> None:
-    key = blocked("rolling_sum", "20260101T000000Z")
+    key = blocked_key("rolling_sum", "20260101T000000Z")
     incidents.open(key, "total is null", link="http://here/docs")
     assert due(incidents) == [(key, False)]
     assert not incidents.all()[0].told
@@ -426,7 +431,7 @@ def test_the_names_are_listed_once_for_all_slices_that_are_final(documents: Docu
     listed = Listed(documents)
     slices = [f"20260101T00{minute:02d}00Z" for minute in range(20)]
     for name in slices[:2]:
-        Incidents(documents).open(blocked("rolling_sum", name), "total is null")
+        Incidents(documents).open(blocked_key("rolling_sum", name), "total is null")
     Incidents(listed).close_blocked("rolling_sum", slices)
     assert listed.listed == 1
     assert [one.closed for one in Incidents(documents).all()] == [True, True]

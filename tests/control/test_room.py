@@ -10,7 +10,7 @@ import pytest
 
 from jobs.control.epochs import Beat, Owner, Phase, Receipt
 from jobs.control.folder import Control
-from jobs.control.incident import Incident, full_disk
+from jobs.control.incident import Incident, full_disk_key
 from jobs.control.incidents import Incidents
 from jobs.control.room import Room
 from jobs.lake.delta.log import entry_of
@@ -25,7 +25,7 @@ needs_a_small_disk = pytest.mark.skipif(not can_mount(), reason="only root can m
 
 
 def incidents(lake: Path) -> list[Incident]:
-    return [found for found in Incidents.of(lake).all() if found.key == full_disk()]
+    return [found for found in Incidents.of(lake).all() if found.key == full_disk_key()]
 
 
 def test_too_little_room_is_one_incident_and_enough_of_it_is_its_end(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_lake_without_a_shortage_before_waits_only_below_the_reserve(tmp_path:
 def test_an_incident_that_stayed_open_is_closed_by_the_first_look_that_finds_room(tmp_path: Path) -> None:
     """A power cut may restore the spare that was deleted after the incident was opened."""
     assert not Room(tmp_path, 1).is_short()
-    Incidents.of(tmp_path).open(full_disk(), "the disk is full")
+    Incidents.of(tmp_path).open(full_disk_key(), "the disk is full")
     assert not Room(tmp_path, 1).is_short()
     assert incidents(tmp_path)[0].closed
 

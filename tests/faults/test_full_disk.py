@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from jobs.broker import kafka
 from jobs.control.epochs import Health
 from jobs.control.folder import Control
-from jobs.control.incident import full_disk
+from jobs.control.incident import full_disk_key
 from jobs.control.incidents import Incidents
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import CLOCK_SKEW_MS
@@ -106,7 +106,7 @@ def test_a_disk_that_fills_loses_and_tears_nothing(
             with pytest.raises(Exception, match="No space left on device"):
                 batch.stage(settings, SUM, "a")
             (incident,) = Incidents.of(lake).all()
-            assert (incident.key, incident.closed) == (full_disk(), False)
+            assert (incident.key, incident.closed) == (full_disk_key(), False)
             assert landed(settings) == before
             assert {processes.newest_health(settings, job) for job in COMMANDS} == {Health.RUNNING}
             ballast.unlink()

@@ -22,7 +22,7 @@ import pytest
 from jobs.airflow_api.client import AirflowApi
 from jobs.control.epochs import LOOP_FAILURES, Epoch, Health
 from jobs.control.folder import Control
-from jobs.control.incident import Incident, full_disk
+from jobs.control.incident import Incident, full_disk_key
 from jobs.control.incidents import Incidents
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import checkpoint_of, dag_id_of
@@ -302,21 +302,21 @@ def test_a_full_disk_is_one_incident_and_the_stream_goes_on_when_there_is_room(
     began, runs = time.time(), api.runs(DAG)
     api.unpause(BATCH)
     ballast = fill(stack.settings.jobs.lake_root)
-    detected = until(lambda: incident(stack, full_disk()), DETECT_SECONDS, "the incident")
+    detected = until(lambda: incident(stack, full_disk_key()), DETECT_SECONDS, "the incident")
     filled = time.monotonic()
     until(lambda: _plans(api) == ["deferred"], RECOVER_SECONDS, "the plan of the batch waits")
     until(lambda: time.monotonic() - filled > 30, 31, "thirty seconds")
-    assert not incident(stack, full_disk())[0].closed
+    assert not incident(stack, full_disk_key())[0].closed
     ballast.unlink()
     back, count = time.monotonic(), len(notes(stack))
     until(lambda: len(notes(stack)) > count + 2, RECOVER_SECONDS, "batches after the shortage")
     told("disk of the lake, full for 30 s", detected, time.monotonic() - back)
-    until(lambda: incident(stack, full_disk())[0].closed, DETECT_SECONDS, "the incident is over")
+    until(lambda: incident(stack, full_disk_key())[0].closed, DETECT_SECONDS, "the incident is over")
     until(lambda: _plans(api) != ["deferred"], RECOVER_SECONDS, "the plan of the batch begins")
     api.pause(BATCH)
     api.end_runs(BATCH, "success", "a test")
     opened = [found.key for found in Incidents.of(stack.settings.jobs.lake_root).all() if found.opened > began]
-    assert opened == [full_disk()]
+    assert opened == [full_disk_key()]
     now = [(run["dag_run_id"], run["state"]) for run in api.runs(DAG)]
     assert now == [(run["dag_run_id"], run["state"]) for run in runs], "the same run goes on, and none has failed"
     assert newest(control).receipt is None

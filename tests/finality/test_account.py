@@ -7,7 +7,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from jobs.control.incident import unexplained
+from jobs.control.incident import unexplained_key
 from jobs.control.incidents import Incidents
 from jobs.finality import account, comparison
 from jobs.lake.accounts import Accounts
@@ -74,14 +74,14 @@ def test_an_incident_stays_open_until_its_own_slice_is_clean(spark: SparkSession
     assert (row["live"]["events"], row["final"]["events"], row["unexplained"]["events"]) == (1, 4, 3)
     made.publish(SECOND.name, of_slice[SECOND.name], {0: 3}, version=2)
     made.account()
-    (incident,) = Incidents.of(made.root).still_open(unexplained("rolling_sum"))
+    (incident,) = Incidents.of(made.root).still_open(unexplained_key("rolling_sum"))
     assert f"slice {FIRST.name}, window " in incident.text
     assert (
         "key='a': events: live 1, final 4, unexplained 3; windows with an unexplained difference: 1. " in incident.text
     )
     made.publish(FIRST.name, of_slice[FIRST.name], {0: 3}, version=2)
     made.account()
-    assert not Incidents.of(made.root).still_open(unexplained("rolling_sum"))
+    assert not Incidents.of(made.root).still_open(unexplained_key("rolling_sum"))
 
 
 @pytest.mark.spark
@@ -98,7 +98,7 @@ def test_an_account_that_died_before_it_told_is_told_by_the_next_run(
     assert [row[4] for row in made.slices()] == [1, 0]
     monkeypatch.setattr(account.session, "opened", never)
     account.run(PipelineLake(made.settings.lake_root, PIPELINE), made.settings, "again", "https://runs/again")
-    (incident,) = Incidents.of(made.root).still_open(unexplained("rolling_sum"))
+    (incident,) = Incidents.of(made.root).still_open(unexplained_key("rolling_sum"))
     assert "key='a': events: live 4, final 1, unexplained 3; " in incident.text
     assert incident.link == "https://runs/again"
 

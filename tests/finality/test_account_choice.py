@@ -6,7 +6,7 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.control.events_needed import said_needed
-from jobs.control.incident import unexplained
+from jobs.control.incident import unexplained_key
 from jobs.control.incidents import Incidents
 from jobs.finality import account
 from jobs.lake import stream_tables as tables
@@ -235,7 +235,7 @@ def test_it_is_told_before_tables_are_merged(streamed: Made, monkeypatch: pytest
     monkeypatch.setattr(Accounts, "maintain", never)
     with pytest.raises(AssertionError):
         streamed.account()
-    (incident,) = Incidents.of(streamed.root).still_open(unexplained("rolling_sum"))
+    (incident,) = Incidents.of(streamed.root).still_open(unexplained_key("rolling_sum"))
     assert f"slice {SECOND.name}; windows with an unexplained difference: 1" in incident.text
 
 

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.control.folder import Control
-from jobs.control.incident import unexplained
+from jobs.control.incident import unexplained_key
 from jobs.control.incidents import Incidents
 from jobs.finality import account
 from jobs.finality import account_inputs as accounted_module
@@ -274,6 +274,6 @@ def test_an_incident_stays_open_for_as_long_as_its_account_is_kept(made: Made, m
         made.publish(name(day), [], {0: 4}, fingerprint="other")
         made.account()
         made.account()
-        is_open.append(bool(Incidents.of(made.root).still_open(unexplained("rolling_sum"))))
+        is_open.append(bool(Incidents.of(made.root).still_open(unexplained_key("rolling_sum"))))
     assert is_open == [True, True, True, False, False]
     assert Control.of(made.root, PIPELINE.account_job).documents.read("progress")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs.control.incident import blocked
+from jobs.control.incident import blocked_key
 from jobs.control.incidents import Incidents
 from jobs.finality import auditing, publishing
 from jobs.finality.run.folder import RunFolder
@@ -121,7 +121,7 @@ def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tm
         State.BLOCKED,
         "rule 'the slice can be computed' failed: ARITHMETIC_OVERFLOW in sum",
     )
-    (incident,) = Incidents.of(tmp_path).still_open(blocked(SUM.name, ""))
+    (incident,) = Incidents.of(tmp_path).still_open(blocked_key(SUM.name, ""))
     assert FULL in incident.key
     assert "ARITHMETIC_OVERFLOW" in incident.text
     settings = replace(Settings.from_env({}), lake_root=tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.control.incident import served as key_of_served
+from jobs.control.incident import served_key
 from jobs.control.incidents import Incidents
 from jobs.finality import checking
 from jobs.lake.columns import live_schema
@@ -69,11 +69,11 @@ def test_a_stream_that_died_is_stale_although_none_of_its_windows_is_live_any_mo
     events.append(event(10))
     (failure,) = failures(tmp_path)
     assert failure == "rule 'windows are at most 180 s old' failed: 890 s"
-    (incident,) = Incidents.of(tmp_path).still_open(key_of_served(SUM.name))
+    (incident,) = Incidents.of(tmp_path).still_open(served_key(SUM.name))
     assert failure in incident.text
     live.append(batch_row(5))
     assert failures(tmp_path) == []
-    assert Incidents.of(tmp_path).still_open(key_of_served(SUM.name)) == []
+    assert Incidents.of(tmp_path).still_open(served_key(SUM.name)) == []
 
 
 def test_a_pipeline_without_a_stream_is_not_stale(tmp_path: Path, events: Table) -> None:
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_not_called_right(tmp_path: Path, live: Table, ev
     live.append(batch_row(900), {**live_row(30), "events": 0})
     events.append(event(10))
     assert failures(tmp_path)
-    key = key_of_served(SUM.name)
+    key = served_key(SUM.name)
     for file in (tmp_path / SUM.live_table).glob("slice=*/*.parquet"):
         file.write_bytes(b"PAR1 and no more")
     with pytest.raises(Refusal, match="the query cannot be answered"):

@@ -10,7 +10,7 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
-from jobs.control.incident import blocked
+from jobs.control.incident import blocked_key
 from jobs.control.incidents import Incidents
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
@@ -148,7 +148,7 @@ def test_a_blocked_slice_makes_the_audit_red_and_the_others_are_published(world:
     assert f"Slice {bad.name} is blocked: rule 'mean " in done["log"]
     assert set(done["xcoms"]["publish.return_value"]) == {good.name}
     (incident,) = Incidents.of(world.settings.lake_root).still_open(f"recompute.{SUM.name}.")
-    assert incident.key == blocked(SUM.name, bad.name)
+    assert incident.key == blocked_key(SUM.name, bad.name)
     assert incident.link is not None
     assert f"/tideline/quality/{DAG}/" in incident.link
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.control.events_needed import said_needed
-from jobs.control.incident import blocked
+from jobs.control.incident import blocked_key
 from jobs.control.incidents import Incidents
 from jobs.control.lease import LeaseLostError
 from jobs.finality import due, late, planning, publishing
@@ -185,7 +185,7 @@ def test_a_run_that_only_tells_does_not_close_the_incident_of_a_block(
         run(world, "first")
         world.bad = {slice_.name}
         run(world, "asked", Request(slices=(slice_,), reason="asked"))
-        incidents, key = Incidents.of(world.root), blocked(SUM.name, slice_.name)
+        incidents, key = Incidents.of(world.root), blocked_key(SUM.name, slice_.name)
         incidents.open(key, "its checks fail")
         publish(world, "first", world.clock_ms)
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]
@@ -278,9 +278,9 @@ def test_a_plan_closes_the_incident_of_a_slice_whose_publisher_died_before_it(tm
         run(world, "first")
         incidents = Incidents.of(world.root)
         for slice_ in (first, second):
-            incidents.open(blocked(SUM.name, slice_.name), "its checks fail")
+            incidents.open(blocked_key(SUM.name, slice_.name), "its checks fail")
         run(world, "second")
-        assert [incident.key for incident in incidents.still_open("")] == [blocked(SUM.name, second.name)]
+        assert [incident.key for incident in incidents.still_open("")] == [blocked_key(SUM.name, second.name)]
 
 
 def test_one_who_is_overtaken_while_it_sends_begins_no_further_slice(world: World, monkeypatch: Any) -> None:

@@ -30,7 +30,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from jobs.control import incidents as incidents_module
 from jobs.control.epochs import Beat, Owner, Phase, QueryProgress, Receipt
 from jobs.control.folder import Control
-from jobs.control.incident import blocked, crash_loop, failed_run, missed_deadline, stalled
+from jobs.control.incident import blocked_key, crash_loop_key, failed_run_key, missed_deadline_key, stalled_key
 from jobs.control.incidents import Incidents
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
@@ -46,7 +46,7 @@ from tideline_airflow.triggers.streaming import StreamTrigger
 # This warning comes from the plugins of Apprise, since Apprise imports all of them.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 
-KEY = blocked("rolling_sum", "20260101T000000Z")
+KEY = blocked_key("rolling_sum", "20260101T000000Z")
 TEXT = "rolling_sum, slice 20260101T000000Z: total is never null: 3 of 100 <values> are null"
 LINK = "http://127.0.0.1:8080/quality/run?a=1&b=2"
 PASSWORD = "never-in-a-log"
@@ -432,7 +432,7 @@ def test_a_stalled_stream_is_told_while_it_is_followed(
         await asyncio.wait_for(firing, 60)
 
     asyncio.run(follow())
-    assert mailbox.subjects == [f"[tideline] {what}: {stalled('rolling_sum')}" for what in ("opened", "recovered")]
+    assert mailbox.subjects == [f"[tideline] {what}: {stalled_key('rolling_sum')}" for what in ("opened", "recovered")]
     assert "/tideline/streams/stream_rolling_sum" in mailbox.body(0)
 
 
@@ -464,16 +464,24 @@ def happens(lake: Path, event: Event, monkeypatch: pytest.MonkeyPatch, reason: s
 
 def test_a_run_that_fails_without_a_task_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = happens(tmp_path, Event.RUN_FAILED, monkeypatch, "timed_out")
-    assert told == {failed_run("recompute_sums"): "recompute_sums failed: run run 1: timed out"}
+    assert told == {failed_run_key("recompute_sums"): "recompute_sums failed: run run 1: timed out"}
     (incident,) = Incidents.of(tmp_path).all()
     assert str(incident.link).endswith("/dags/recompute_sums/runs/run%201")
 
 
 def test_a_success_ends_what_was_wrong_with_its_dag_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     incidents = Incidents.of(tmp_path)
-    for key in (failed_run("recompute_sums"), missed_deadline("recompute_sums"), failed_run("other"), crash_loop("x")):
+    for key in (
+        failed_run_key("recompute_sums"),
+        missed_deadline_key("recompute_sums"),
+        failed_run_key("other"),
+        crash_loop_key("x"),
+    ):
         incidents.open(key, TEXT)
-    assert set(happens(tmp_path, Event.RUN_SUCCEEDED, monkeypatch, "success")) == {failed_run("other"), crash_loop("x")}
+    assert set(happens(tmp_path, Event.RUN_SUCCEEDED, monkeypatch, "success")) == {
+        failed_run_key("other"),
+        crash_loop_key("x"),
+    }
 
 
 def missed(lake: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> list[tuple[str, str]]:
@@ -494,7 +502,7 @@ def test_a_missed_deadline_names_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert defaults.deadline(60).interval == timedelta(hours=1)
     assert missed(tmp_path, monkeypatch, "running") == [
         (
-            missed_deadline("recompute_sums"),
+            missed_deadline_key("recompute_sums"),
             "recompute_sums is late: run run 1, queued at 12:00, should have ended by 13:00 and is still running",
         )
     ]

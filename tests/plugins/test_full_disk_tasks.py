@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from jobs.control.epochs import Owner
 from jobs.control.folder import Control
-from jobs.control.incident import full_disk
+from jobs.control.incident import full_disk_key
 from jobs.control.incidents import Incidents
 from jobs.control.room import Room
 from jobs.finality.run.isolation import ComputeError
@@ -67,7 +67,7 @@ def test_a_task_waits_for_room_before_it_begins(
     with pytest.raises(TaskDeferred) as deferred:
         task.pre_execute(NO_CONTEXT)
     assert isinstance(deferred.value.trigger, RoomTrigger)
-    assert open_incidents(lake) == [full_disk()]
+    assert open_incidents(lake) == [full_disk_key()]
     has_room(monkeypatch)
     task.pre_execute(NO_CONTEXT)
     assert task.resume_execution(deferred.value.method_name, {"event": {}}, NO_CONTEXT) == "done"
@@ -135,7 +135,7 @@ def test_a_stream_is_neither_judged_nor_started_on_a_full_disk(lake: Path, monke
         assert deferred.value.trigger.epoch is None
     assert control.newest() == 1
     assert control.epoch(1).receipt is None
-    assert open_incidents(lake) == [full_disk()]
+    assert open_incidents(lake) == [full_disk_key()]
 
 
 def test_no_slice_is_blamed_for_a_full_disk(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_what_fails_or_is_late_on_a_full_disk_is_no_incident_of_its_own(
     happens(Event.TASK_FAILED, ti=task, exception=OSError(28, "No space left on device"))
     happens(Event.RUN_FAILED)
     happens(Event.DEADLINE_MISSED)
-    assert open_incidents(lake) == [full_disk()]
+    assert open_incidents(lake) == [full_disk_key()]
     has_room(monkeypatch)
     # The end of the same run is reported later, when there is room.
     happens(Event.RUN_FAILED, reason="task_failure", ti=task)

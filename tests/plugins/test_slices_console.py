@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from jobs.finality.auditing import page_of
+from jobs.finality.auditing import audit_page
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import LedgerLine, State
@@ -79,7 +79,7 @@ def test_the_newest_slices_come_first_and_lead_to_their_history(lake: Path, agre
 
 
 def test_an_audit_is_shown_as_it_was_written(lake: Path, agreed: None) -> None:
-    page = page_of(PipelineLake(lake, SUM), RUN)
+    page = audit_page(PipelineLake(lake, SUM), RUN)
     page.parent.mkdir(parents=True)
     page.write_text("<h1>An audit</h1>")
     assert ask(f"/quality/{SUM.recompute_job}/{quote(RUN, safe='')}.html").text == "<h1>An audit</h1>"

@@ -29,7 +29,7 @@ from jobs.control.epochs import (
     Wait,
 )
 from jobs.control.folder import Control
-from jobs.control.incident import crash_loop, full_disk, stalled
+from jobs.control.incident import crash_loop_key, full_disk_key, stalled_key
 from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease
 from jobs.control.room import Room
@@ -256,7 +256,7 @@ def test_nothing_is_started_on_a_full_disk(control: Control, tmp_path: Path) -> 
     watched._room = room = Room(tmp_path, MORE_THAN_ANY_DISK)
     tmp_path.joinpath("control").mkdir()
     fired(watched, lambda: setattr(room, "_reserve", 1))
-    assert [(one.key, one.closed) for one in Incidents.of(tmp_path).all()] == [(full_disk(), True)]
+    assert [(one.key, one.closed) for one in Incidents.of(tmp_path).all()] == [(full_disk_key(), True)]
 
 
 def test_a_full_disk_is_told_by_who_follows_a_stream_and_so_is_its_end(control: Control, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_full_disk_is_told_by_who_follows_a_stream_and_so_is_its_end(control: 
     watched._room = room = Room(tmp_path, MORE_THAN_ANY_DISK)
 
     def has_room() -> None:
-        assert list(open_incidents(tmp_path)) == [full_disk()]
+        assert list(open_incidents(tmp_path)) == [full_disk_key()]
         room._reserve = 1
 
     def stops() -> None:
@@ -323,7 +323,7 @@ def test_a_stalled_stream_is_one_incident_and_left_alone_until_it_makes_a_step(
 
     def goes_on() -> None:
         found.update(open_incidents(tmp_path))
-        assert said.names() == [f"{stalled(JOB)}-000001"]
+        assert said.names() == [f"{stalled_key(JOB)}-000001"]
         write_beat(control, stall_seconds=5.0, queries=(step(batch=8),))
 
     def stops() -> None:
@@ -331,9 +331,9 @@ def test_a_stalled_stream_is_one_incident_and_left_alone_until_it_makes_a_step(
         control.end(1, ended())
 
     fired(trigger(tmp_path), goes_on, stops)
-    assert list(found) == [stalled(JOB)]
-    assert found[stalled(JOB)].startswith(f"stream {JOB} runs but makes no step: numbers since ")
-    assert said.names() == [f"{stalled(JOB)}-{number:06d}" for number in (1, 2)]
+    assert list(found) == [stalled_key(JOB)]
+    assert found[stalled_key(JOB)].startswith(f"stream {JOB} runs but makes no step: numbers since ")
+    assert said.names() == [f"{stalled_key(JOB)}-{number:06d}" for number in (1, 2)]
     assert [(one.closed, one.text) for one in Incidents.of(tmp_path).all()] == [(True, "the stream makes steps again")]
 
 
@@ -358,30 +358,30 @@ def test_a_crash_loop_is_over_when_a_driver_has_lived_long_enough(
     control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_TELL_SECONDS", 0.0)
-    Incidents.of(tmp_path).open(crash_loop(JOB), "it failed five times")
-    Incidents.of(tmp_path).open(crash_loop("ingest"), "another one")
+    Incidents.of(tmp_path).open(crash_loop_key(JOB), "it failed five times")
+    Incidents.of(tmp_path).open(crash_loop_key("ingest"), "another one")
     write_lease(control, 1, age=WELL_SECONDS - 60)
     write_beat(control)
 
     def grows_old() -> None:
-        assert set(open_incidents(tmp_path)) == {crash_loop(JOB), crash_loop("ingest")}
+        assert set(open_incidents(tmp_path)) == {crash_loop_key(JOB), crash_loop_key("ingest")}
         write_lease(control, 1, age=WELL_SECONDS + 1)
 
     def stops() -> None:
-        assert set(open_incidents(tmp_path)) == {crash_loop("ingest")}
+        assert set(open_incidents(tmp_path)) == {crash_loop_key("ingest")}
         control.end(1, ended())
 
     fired(trigger(tmp_path), grows_old, stops)
     found = {incident.key: incident for incident in Incidents.of(tmp_path).all()}
-    assert found[crash_loop(JOB)].text == "epoch 1 has run for more than 10 minutes"
+    assert found[crash_loop_key(JOB)].text == "epoch 1 has run for more than 10 minutes"
 
 
 def test_one_that_lives_long_but_is_stalled_is_not_well(control: Control, tmp_path: Path) -> None:
-    Incidents.of(tmp_path).open(crash_loop(JOB), "it failed five times")
+    Incidents.of(tmp_path).open(crash_loop_key(JOB), "it failed five times")
     write_lease(control, 1, age=WELL_SECONDS + 1)
     write_beat(control, stall_seconds=5.0, queries=(step(age=60),))
     fired(trigger(tmp_path), lambda: control.end(1, ended()))
-    assert set(open_incidents(tmp_path)) == {crash_loop(JOB), stalled(JOB)}
+    assert set(open_incidents(tmp_path)) == {crash_loop_key(JOB), stalled_key(JOB)}
 
 
 # -- Documents that it cannot read --

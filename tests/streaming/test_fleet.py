@@ -33,7 +33,7 @@ from jobs.control.epochs import (
     Wait,
 )
 from jobs.control.folder import Control
-from jobs.control.incident import crash_loop, full_disk, stalled
+from jobs.control.incident import crash_loop_key, full_disk_key, stalled_key
 from jobs.control.incidents import Incidents
 from jobs.control.lease import LOG_VARIABLE, Lease
 from jobs.pipelines import STREAMS
@@ -289,22 +289,22 @@ def test_the_status_has_a_row_for_each_stream_in_order(fleet: Fleet, tmp_path: P
 def test_only_open_incidents_of_the_streams_that_are_meant_are_told(fleet: Fleet, tmp_path: Path) -> None:
     assert fleet.incidents() == []
     incidents = Incidents.of(tmp_path)
-    incidents.open(crash_loop(OTHER), "ingest failed five times")
-    incidents.open(stalled(JOB), "rolling_sum makes no step")
-    incidents.open(stalled(f"{JOB}_sliding"), "rolling_sum_sliding makes no step")
-    incidents.close(crash_loop(OTHER), "it runs")
+    incidents.open(crash_loop_key(OTHER), "ingest failed five times")
+    incidents.open(stalled_key(JOB), "rolling_sum makes no step")
+    incidents.open(stalled_key(f"{JOB}_sliding"), "rolling_sum_sliding makes no step")
+    incidents.close(crash_loop_key(OTHER), "it runs")
     assert sorted(fleet.incidents()) == ["rolling_sum makes no step", "rolling_sum_sliding makes no step"]
     assert fleet.incidents([JOB, OTHER]) == ["rolling_sum makes no step"]
-    Incidents.of(fleet.lake_root).open(full_disk(), "the disk is full")
+    Incidents.of(fleet.lake_root).open(full_disk_key(), "the disk is full")
     assert sorted(fleet.incidents([JOB])) == ["rolling_sum makes no step", "the disk is full"]
 
 
 def test_the_incidents_of_a_stream_that_is_switched_off_are_over(fleet: Fleet, tmp_path: Path) -> None:
     incidents = Incidents.of(tmp_path)
-    for key in (crash_loop(JOB), stalled(JOB), stalled(OTHER), "lag.numbers"):
+    for key in (crash_loop_key(JOB), stalled_key(JOB), stalled_key(OTHER), "lag.numbers"):
         incidents.open(key, "opened")
     fleet.stop([JOB], by="an operator")
-    assert {incident.key for incident in incidents.all() if not incident.closed} == {stalled(OTHER), "lag.numbers"}
+    assert {incident.key for incident in incidents.all() if not incident.closed} == {stalled_key(OTHER), "lag.numbers"}
     assert {incident.text for incident in incidents.all() if incident.closed} == {"switched off by an operator"}
 
 
@@ -534,6 +534,6 @@ def test_a_start_that_does_not_come_is_given_up(
         control.reserve(Owner.this_process(), launched=True)
     with pytest.raises(Refusal, match=f"{JOB}: no driver runs after 0 s: look at stream_{JOB} in Airflow"):
         fleet._await_start(JOB, before)
-    Incidents.of(fleet.lake_root).open(full_disk(), "the disk is full")
+    Incidents.of(fleet.lake_root).open(full_disk_key(), "the disk is full")
     with pytest.raises(Refusal, match=f"{JOB}: no driver runs after 0 s: the disk is full"):
         fleet._await_start(JOB, before)

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from jobs.control.checkpoint import Checkpoint
 from jobs.control.epochs import Owner, Receipt
 from jobs.control.folder import Control
-from jobs.control.incident import full_disk
+from jobs.control.incident import full_disk_key
 from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease, LeaseLostError
 from jobs.control.room import Room
@@ -158,7 +158,7 @@ def test_it_waits_for_room_and_is_then_written(scene: Scene, tmp_path: Path) -> 
     room = Room(tmp_path / "lake", MORE_THAN_ANY_DISK)
     with waiting(scene, room) as (batches, under_way):
         (incident,) = Incidents.of(tmp_path / "lake").still_open("disk.")
-        assert incident.key == full_disk()
+        assert incident.key == full_disk_key()
         assert scene.seen() == (0, 0, [])
         assert not under_way.done()
         room._reserve = 1

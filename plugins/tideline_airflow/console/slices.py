@@ -8,9 +8,9 @@ from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import HTMLResponse
 
-from jobs.control.incident import blocked as blocked_incident
-from jobs.finality.auditing import page_of
-from jobs.finality.checking import page_of as page_of_check
+from jobs.control.incident import blocked_key
+from jobs.finality.auditing import audit_page
+from jobs.finality.checking import check_page
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
@@ -97,8 +97,8 @@ def one_slice(pipeline: _Pipeline, name: str) -> str:
 @router.get("/quality/{dag_id}/{run}.html", response_class=HTMLResponse)
 def data_docs(dag_id: str, run: str) -> str:
     """The results of Great Expectations in a run."""
-    audits = {pipeline.recompute_job: (pipeline, page_of) for pipeline in PIPELINES.values()}
-    checks = {pipeline.check_job: (pipeline, page_of_check) for pipeline in PIPELINES.values()}
+    audits = {pipeline.recompute_job: (pipeline, audit_page) for pipeline in PIPELINES.values()}
+    checks = {pipeline.check_job: (pipeline, check_page) for pipeline in PIPELINES.values()}
     pipeline, place = {**audits, **checks}.get(dag_id, (None, None))
     if pipeline is None or place is None:
         raise HTTPException(404, f"DAG {dag_id} has no page of checks: only recompute_PIPELINE and check_PIPELINE have")
@@ -135,7 +135,7 @@ def _said(pipeline: Pipeline, ledger: Ledger, newest: Mapping[str, LedgerLine]) 
     first = min(ledger.newest_of(ledger.days()[:1]), default=None)
     line_ms = _line_ms(pipeline, slice_named(pipeline, first).start_ms) if first else None
     blocked = {name for name, entry in newest.items() if entry.state is State.BLOCKED}
-    prefix = blocked_incident(pipeline.name, "")
+    prefix = blocked_key(pipeline.name, "")
     blocked |= {incident.key.removeprefix(prefix) for incident in _lake(pipeline).incidents().still_open(prefix)}
     parts = [f"Final up to {iso(line_ms)}." if line_ms is not None else "The first slice is not final yet."]
     parts += [f"Blocked: {', '.join(sorted(blocked))}."] if blocked else []
@@ -148,7 +148,7 @@ def _line_ms(pipeline: Pipeline, first_ms: int) -> int | None:
 
 
 def _docs(pipeline: Pipeline, entry: LedgerLine) -> str | None:
-    judged = page_of(_lake(pipeline), entry.run).is_file()
+    judged = audit_page(_lake(pipeline), entry.run).is_file()
     return DataDocsLink.address(pipeline.recompute_job, entry.run) if judged else None
 
 

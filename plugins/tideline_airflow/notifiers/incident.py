@@ -80,40 +80,40 @@ def page(path: str) -> str:
 
 
 def _task_failed(incidents: "Incidents", context: dict[str, Any], *, known: bool) -> None:
-    from jobs.control.incident import failed_run
+    from jobs.control.incident import failed_run_key
 
     task, error = context["ti"], context.get("exception")
     if not known and not isinstance(error, AlreadyTold):
         text = f"{task.dag_id} failed: task {task.task_id} of run {task.run_id}: {_sentence(error)}"
-        incidents.open(failed_run(task.dag_id), text, link=task.log_url)
+        incidents.open(failed_run_key(task.dag_id), text, link=task.log_url)
     incidents.note_failure(task.dag_id, task.run_id)
 
 
 def _run_failed(incidents: "Incidents", context: dict[str, Any]) -> None:
     """Open an incident that no task has opened: the task was killed, so no callback ran, or the run took too long."""
-    from jobs.control.incident import failed_run
+    from jobs.control.incident import failed_run_key
 
     dag_id, run_id, task = context["dag"].dag_id, _run_id(context), context.get("ti")
     reason = str(context.get("reason"))
     if reason != _TASK_FAILED or task is None:
         text = f"{dag_id} failed: run {run_id}: {reason.replace('_', ' ')}"
-        incidents.open(failed_run(dag_id), text, link=_run_page(dag_id, run_id))
+        incidents.open(failed_run_key(dag_id), text, link=_run_page(dag_id, run_id))
     elif not incidents.knows_failure(dag_id, run_id):
         text = f"{dag_id} failed: task {task.task_id} of run {run_id}: {_sentence(None)}"
-        incidents.open(failed_run(dag_id), text, link=task.log_url)
+        incidents.open(failed_run_key(dag_id), text, link=task.log_url)
 
 
 def _run_succeeded(incidents: "Incidents", context: dict[str, Any]) -> None:
-    from jobs.control.incident import failed_run, missed_deadline
+    from jobs.control.incident import failed_run_key, missed_deadline_key
 
     dag_id = context["dag"].dag_id
-    for key in (failed_run(dag_id), missed_deadline(dag_id)):
+    for key in (failed_run_key(dag_id), missed_deadline_key(dag_id)):
         incidents.close(key, f"run {_run_id(context)} of {dag_id} succeeded")
 
 
 def _deadline_missed(incidents: "Incidents", context: dict[str, Any]) -> None:
     """Airflow passes the run in the form of its API, and the deadline."""
-    from jobs.control.incident import missed_deadline
+    from jobs.control.incident import missed_deadline_key
 
     run, deadline = context["dag_run"], context["deadline"]
     dag_id, run_id = run["dag_id"], run["dag_run_id"]
@@ -124,7 +124,7 @@ def _deadline_missed(incidents: "Incidents", context: dict[str, Any]) -> None:
         f"{dag_id} is late: run {run_id}, queued at {run['queued_at']}, should have ended by "
         f"{deadline['deadline_time']} and is still {run['state']}"
     )
-    incidents.open(missed_deadline(dag_id), text, link=_run_page(dag_id, run_id))
+    incidents.open(missed_deadline_key(dag_id), text, link=_run_page(dag_id, run_id))
 
 
 def _run_id(context: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from jobs import pipelines
 from jobs.control.epochs import LOOP_FAILURES, Attach, Beat, Epoch, Owner, Phase, Receipt, Wait, failures
 from jobs.control.folder import Control
-from jobs.control.incident import crash_loop
+from jobs.control.incident import crash_loop_key
 from jobs.control.incidents import Incidents
 from jobs.control.lease import EPOCH_VARIABLE, LOG_VARIABLE
 from jobs.control.room import Room
@@ -104,7 +104,7 @@ class StreamingJobOperator(BaseOperator):
             self._go_on(control)
         if not epoch.receipt.clean:
             self._fail(control, epoch, epoch.receipt)
-        Incidents.of(Settings.from_env().lake_root).close(crash_loop(self.job), epoch.receipt.cause)
+        Incidents.of(Settings.from_env().lake_root).close(crash_loop_key(self.job), epoch.receipt.cause)
         self.log.info("epoch %d of %s ended cleanly: %s", epoch.number, self.job, epoch.receipt.cause)
         if then_start:
             self._go_on(control)
@@ -139,7 +139,7 @@ class StreamingJobOperator(BaseOperator):
         way_out = f"remove the cause, then run `tideline streams restart {self.job}`"
         told = f"stream {self.job} fails again and again: {receipt.cause}; {way_out}"
         link = StreamLink().get_link(self, ti_key=None)
-        Incidents.of(Settings.from_env().lake_root).open(crash_loop(self.job), told, link=link)
+        Incidents.of(Settings.from_env().lake_root).open(crash_loop_key(self.job), told, link=link)
         raise CrashLoopError(f"{text}. It has failed {failed} times in a row: {way_out}")
 
     def _launch(self, control: Control) -> int:

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from jobs.control.epochs import WELL_SECONDS, Epoch, Health, Stop, Wait, stalled_queries
 from jobs.control.folder import Control
-from jobs.control.incident import crash_loop, failed_run, stalled
+from jobs.control.incident import crash_loop_key, failed_run_key, stalled_key
 from jobs.control.incidents import Incidents
 from jobs.control.room import Room
 from jobs.pipelines.layout import dag_id_of
@@ -116,11 +116,11 @@ class StreamTrigger(BaseTrigger):
         incidents = Incidents.of(folder_at(self.lake_root))
         if health is Health.STALLED:
             link = page(f"{CONSOLE}/streams/{dag_id_of(self.job)}")
-            incidents.open(stalled(self.job), stall_of(self.job, epoch), link=link)
+            incidents.open(stalled_key(self.job), stall_of(self.job, epoch), link=link)
         elif health is Health.RUNNING:
-            incidents.close(stalled(self.job), "the stream makes steps again")
+            incidents.close(stalled_key(self.job), "the stream makes steps again")
             if time.time() - epoch.taken > WELL_SECONDS:
-                for key in (crash_loop(self.job), failed_run(dag_id_of(self.job))):
+                for key in (crash_loop_key(self.job), failed_run_key(dag_id_of(self.job))):
                     incidents.close(key, f"epoch {epoch.number} has run for more than {WELL_SECONDS / 60:.0f} minutes")
 
 
