@@ -175,6 +175,22 @@ def test_an_output_is_one_of_its_command(output: Output, lake: Lake) -> None:
             assert is_printed(line), line
 
 
+def steps_of_code() -> set[tuple[str, str]]:
+    """Every long step whose usual duration is shown: what it does, and how long it usually takes."""
+    files = [*(PROJECT / "local").rglob("*.py"), *(PROJECT / "local").rglob("*.sh")]
+    return {
+        found
+        for file in files
+        for found in re.findall(r'(?:step|report)\W[^"\n]*"([^"]+)",? "([^"]+)"', file.read_text())
+    }
+
+
+def test_the_steps_of_the_quickstart_are_those_of_the_product() -> None:
+    (shown,) = [block for block in blocks(pages.read(pages.page("quickstart.md"))) if re.search(r": \d+ s \(", block)]
+    steps = [re.fullmatch(r"(?:\w+: )?([^:]+): \d+ s \(([^)]+)\).*", line) for line in shown.splitlines()]
+    assert {step and step.groups() for step in steps} <= steps_of_code()
+
+
 def test_there_are_outputs_to_check() -> None:
     assert len(list(outputs())) == 6
     assert not is_printed("5 slices of nobody")
