@@ -26,7 +26,10 @@ def _by_name(*definitions: _Definition) -> dict[str, _Definition]:
 
 
 def _that_can_run(*definitions: Pipeline) -> dict[str, Pipeline]:
-    """The pipelines by name. Session windows are refused: no live job can show them yet; its DAG would always fail."""
+    """The pipelines by name. A pipeline with session windows is refused.
+
+    No live job can compute such windows yet, so the DAG of the pipeline's stream would always fail.
+    """
     for definition in definitions:
         if definition.window.kind is WindowKind.SESSION:
             raise RefusedDefinitionError(

@@ -34,9 +34,9 @@ def days_between(from_ms: int, to_ms: int) -> list[str]:
 
 
 def settled_before_ms(pipeline: Pipeline, now_ms: int) -> int:
-    """No event that arrives from now on happened before this: events older than the horizon are rejected.
+    """No event that arrives from now on happened before this time: `ingest` rejects events older than the horizon.
 
-    The horizon of `numbers` is seven days, and a day is added. So eight days before now are not settled.
+    The horizon of `numbers` is seven days, and a day is added. So only slices of the last eight days can get events.
 
     >>> from jobs.pipelines import PIPELINES
     >>> day_of(settled_before_ms(PIPELINES["rolling_sum"], now_ms=30 * DAY_MS))
@@ -66,10 +66,12 @@ def incomplete_days(pipeline: Pipeline, first_ms: int, now_ms: int, final: Mappi
 def tide_line(
     pipeline: Pipeline, first_ms: int | None, final: Mapping[str, int], names: Callable[[str], Collection[str]]
 ) -> int | None:
-    """The end of the last slice up to which every slice from the first on is final; none if the first is not.
+    """The end of the unbroken row of final slices that begins with the first slice; None if the first is not final.
 
     ``final`` maps a day to the number of its final slices. ``names`` returns the names of a day's final slices. It is
     called for two days at most: the day of the first slice, and the first day that is not complete.
+
+    In the example the slices of the minutes 0 and 2 are final, and the slice of minute 1 is not.
 
     >>> from jobs.pipelines import PIPELINES
     >>> minutes_0_and_2 = ["19700101T000000Z", "19700101T000200Z"]

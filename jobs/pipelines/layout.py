@@ -8,7 +8,7 @@ HOUR_MS = 3_600_000
 BATCHES_SLICE = "batches"
 # Where a final table keeps the headers of a day's slices: this prefix and the day.
 HEADERS_SLICE = "headers-"
-# Where it keeps the folded rows of many slices of a day: this prefix, the day, and a digest of their columns.
+# Where a final table keeps the folded rows of many slices of a day: this prefix, the day, and a digest of the columns.
 ROWS_SLICE = "rows-"
 # Below a table: files that a writer has written and not committed. Below a final table: the folders of runs, too.
 STAGING = "_staging"

@@ -203,7 +203,7 @@ class Pipeline:
 
     @property
     def balance_table(self) -> str:
-        """The table of the same differences in totals: one account per slice and version."""
+        """The table of differences in totals, with one account for each version of a slice."""
         return f"balance/{self.name}"
 
     @property

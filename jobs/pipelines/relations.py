@@ -99,7 +99,8 @@ def _of_pipeline(pipeline: Pipeline, quote: str) -> tuple[Relation, ...]:
     current = Relation(
         name=name,
         sql=_current_windows(pipeline, quote),
-        # The order matters: read live first. The live job prunes a slice only after it is final, so no slice is missed.
+        # A query opens these tables in this order, live first. The live job prunes a slice only after the slice is
+        # final. So a slice that is no longer in the live table is in the final one.
         reads=(table_name(pipeline.live_table), table_name(pipeline.final_table)),
         description=pipeline.description,
     )

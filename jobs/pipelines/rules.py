@@ -68,5 +68,8 @@ def check_sql(what: str, text: str) -> None:
 
 
 def one_space(sql: str) -> str:
-    """Replace each stretch of white space by one space, except between quotes, where it has a meaning."""
+    """Replace each stretch of white space by one space, so that another layout gives the same fingerprint.
+
+    White space between quotes stays, because it has a meaning there.
+    """
     return _TOKEN.sub(lambda token: token[1] or " ", sql).strip()

@@ -117,10 +117,10 @@ def adjacent_groups(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
 
 
 def over_at(pipeline: Pipeline, slice_: Slice) -> int:
-    """The moment when a slice is over: no event that arrives for it from then on is in time.
+    """The time at which a slice is over: every event that arrives for it from then on is too late.
 
-    Both pipelines allow 60 s of lateness, and 5 s are added for clocks that differ. The sliding windows of the second
-    one reach 750 ms past the end of their slice.
+    Both pipelines of the example allow 60 s of lateness, and 5 s are added for clocks that differ. The sliding windows
+    of the second pipeline reach 750 ms past the end of their slice.
 
     >>> from jobs.pipelines import PIPELINES
     >>> over_at(PIPELINES["rolling_sum"], Slice(0, 60_000))
@@ -145,7 +145,10 @@ def why_early(pipeline: Pipeline, slice_: Slice, now_ms: int) -> str | None:
 
 
 def is_in_time(pipeline: Pipeline, slice_: Slice, arrival_ms: int) -> bool:
-    """Whether an event of a slice arrived in time by its broker's stamp, without the margin for clocks that differ.
+    """Whether an event of a slice arrived in time, by its broker's stamp.
+
+    The 5 s for clocks that differ are left out here. In the example the slice ends at 60 s, and 60 s of lateness are
+    allowed. So an event is in time if it arrives before 120 s.
 
     >>> from jobs.pipelines import PIPELINES
     >>> [is_in_time(PIPELINES["rolling_sum"], Slice(0, 60_000), arrival_ms) for arrival_ms in (119_999, 120_000)]

@@ -62,7 +62,7 @@ CLOCK = Topic(
     ),
     moves_keys=False,
 )
-# If a machine's clock differs by more from the broker's, the machine plans, publishes and streams nothing.
+# If a machine's clock differs from the broker's by more than this, the machine plans, publishes and streams nothing.
 CLOCK_TOLERANCE_MS = 30_000
 
 
