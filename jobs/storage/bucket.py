@@ -1,6 +1,7 @@
 """A file or folder in a bucket of an S3 object store, with those methods of `pathlib.Path` that the lake needs.
 
-A lake on a disk uses `Path` itself. So each method here that `Path` has, too, does the same as there (`folders`).
+A lake on a disk uses `Path` itself. So a method here means the same as the method of `Path` with that name.
+`folders.py` has the operations that differ.
 
 The clients read the address of the store and the keys from the environment: `AWS_ENDPOINT_URL`, `AWS_REGION`,
 credentials.
@@ -32,7 +33,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """A place in a bucket. Buckets have no folders: a folder exists as long as a file lies below its name."""
+    """A file or folder in a bucket. A bucket has only files: a folder exists as long as a file lies below its name."""
 
     bucket: str
     key: str = ""
@@ -42,12 +43,12 @@ class Bucket:
         return f"s3://{self.bucket}/{self.key}".rstrip("/")
 
     def __truediv__(self, name: str) -> Self:
-        """Return the place of this name below it."""
+        """Return the file or folder of this name below it."""
         return type(self)(self.bucket, f"{self.key}/{name}".strip("/"))
 
     @property
     def store(self) -> S3Store:
-        """The place as a store of `obstore`, the library that can create a file without overwriting one."""
+        """The same place for `obstore`, the library that can create a file and refuse to overwrite one."""
         return _store(self.bucket, self.key or None)
 
     @property
@@ -96,7 +97,7 @@ class Bucket:
         return iter(self._listed(recursive=False))
 
     def glob(self, pattern: str) -> Iterator[Self]:
-        """The files that match a pattern of as many parts: `*/*.json` means files in folders directly below."""
+        """The files with a path that matches part by part: `*/*.json` finds `a/b.json`, but not `b.json`."""
         depth = pattern.count("/")
         for file in self.written():
             below = str(file.relative_to(self))
@@ -154,7 +155,7 @@ class Bucket:
 
 def reason_of(error: Exception) -> str | None:
     """Return in few words why a store failed, such as "no such bucket"; None if the error is not from a store."""
-    # Arrow and delta-rs raise a plain OSError for it. Unlike the errors of a disk it has no errno.
+    # If a store fails, Arrow and delta-rs raise a plain OSError. Unlike an error of a disk, it has no errno.
     if not isinstance(error, BaseError | OSError) or getattr(error, "errno", None) is not None:
         return None
     text = str(error).partition("Debug source:")[0].strip()

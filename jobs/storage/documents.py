@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 # The folder for copies of unreadable documents, below the folder of the documents.
 UNREADABLE = "_unreadable"
-# Is called once for each unreadable document, with its file.
+# A function that is called once for each unreadable document, with its file.
 Report = Callable[[Path], None]
 _PROBE = "probe"
 # The folders that passed `require_exclusive_create` in this process.
@@ -48,7 +48,7 @@ class Documents:
         """Refuse a store that overwrites a document when it is asked only to create one.
 
         Leases and the commits of delta-rs rely on such a create. A process tests each folder once, by two creates of
-        one name: at least the second must fail. The document stays, so the test also holds when many processes make it
+        one name: at least the second must fail. The document stays. So the test also works when many processes run it
         at the same time.
         """
         if self._name in _proven:
@@ -70,7 +70,7 @@ class Documents:
         try:
             self._place.put(name, content, mode="create")
         except AlreadyExistsError:
-            # A client sends a request again when the answer is lost, so the document there may be our own.
+            # A client repeats a request whose answer was lost. So this call may have written the document itself.
             with suppress(FileNotFoundError):
                 return isinstance(self._place, S3Store) and self._place.get(name).bytes().to_bytes() == content
             return False
@@ -85,7 +85,7 @@ class Documents:
             self._place.put(name, content)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a document; None if it is missing or unreadable. On a disk an unreadable one is copied first."""
+        """Return a document; None if it is missing or unreadable. On a disk, a copy of an unreadable one is kept."""
         try:
             content = self._content(name)
         except FileNotFoundError:
@@ -151,5 +151,5 @@ def keep_copy(file: Path, report: Report | None) -> None:
 
 
 def _is_document(name: str) -> bool:
-    """Whether a file is a document: killed writers leave names that begin with a dot or have a `#`."""
+    """Whether a file is a document. Killed writers leave files with names that begin with a dot or contain a `#`."""
     return not name.startswith((".", "_")) and "#" not in name

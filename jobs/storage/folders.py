@@ -1,7 +1,7 @@
 """A folder of the lake, on a disk or in a bucket of an object store: the operations that differ between the two.
 
-For everything else callers use methods such as `glob`. `Path` brings them with it, and `Bucket` defines them under the
-same names.
+All other operations are methods, such as `glob`. `Path` has them already, and `Bucket` defines methods with the same
+names.
 """
 
 import errno
@@ -41,8 +41,8 @@ def folder_at(root: str) -> Folder:
 def place(file: Folder, target: Folder, *, keep: bool = False) -> None:
     """Move a whole file to its final place. With ``keep`` the original stays, too; in a bucket it always stays.
 
-    The file's modification time becomes now, because a deletion compares when a file was placed, not when it was
-    staged.
+    The file's modification time becomes now. A deletion needs the time when a file was placed, which may be hours after
+    it was staged.
     """
     if isinstance(file, Path):
         os.utime(file)
@@ -80,7 +80,7 @@ def make_folder(folder: Folder) -> None:
 
 @contextmanager
 def whole(file: Folder, *, durable: bool = True) -> Iterator[Folder]:
-    """Yield where to write a new or changed file, so that a reader sees all of it or the earlier content."""
+    """Yield the path to write a new or changed file to. A reader sees the whole new content, or the earlier content."""
     if not isinstance(file, Path):
         # A bucket shows a file only after its end is written.
         yield file

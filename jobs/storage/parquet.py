@@ -1,4 +1,4 @@
-"""Parquet files of the lake, read and written by Arrow on a disk and in a bucket."""
+"""Parquet files of the lake, which Arrow reads and writes on a disk and in a bucket; and where Arrow finds a folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from jobs.storage.folders import Folder
 def arrow_place(folder: Folder) -> tuple[str, FileSystem]:
     """Return the path of a folder or file for Arrow, and Arrow's file system for it."""
     if isinstance(folder, Path):
-        # Arrow's own file system: with the Delta library's, a process prints messages when it ends.
+        # This is Arrow's own file system. With that of the Delta library, a process prints messages when it ends.
         return str(folder), LocalFileSystem()
     from jobs.storage.bucket import arrow_files
 
