@@ -25,10 +25,9 @@ def aggregate(events: DataFrame, pipeline: Pipeline, *more: Column) -> DataFrame
 
 
 def inputs_of_windows(events: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """A row for each window into which a row of the transform falls: window_start and slice.
+    """One row for each pair of a row of the transform and one of its windows: window_start and slice.
 
-    It shares only the transform with `aggregate`. So a comparison of the two counts shows whether `aggregate` has lost
-    a row.
+    Unlike `aggregate` it groups nothing. So the number of these rows shows whether `aggregate` has lost a row.
     """
     windows = transform(events, pipeline).select(window_of(pipeline.window).alias("window"))
     start = F.col("window.start")
@@ -65,9 +64,9 @@ def measure(transformed: DataFrame, pipeline: Pipeline, window: Column, *more: C
 
 
 def is_ahead(pipeline: Pipeline) -> Column:
-    """Whether an event is ahead of its arrival by more than the watermark's delay. The live job leaves it out.
+    """Whether an event's time is later than its arrival by more than the watermark's delay. Live leaves it out.
 
-    Otherwise one fast clock would move the watermark, and all other events would be late.
+    Otherwise one producer with a fast clock would move the watermark, and all other events would be late.
     """
     delay = F.expr(f"INTERVAL {pipeline.watermark_delay_seconds} seconds")
     return F.col("event_time") > F.col("arrival_time") + delay

@@ -6,10 +6,10 @@ this watermark of each micro-batch. So the events that live has counted are know
 equations must hold for each window and key:
 
     live  = the measures over the events that live has counted
-    final = the measures over these events, without those that only live may have (duplicate, after_final),
-            and with those that live misses for a cause (before_checkpoint, not_reached, ahead, late)
+    final = the measures over these events, minus the events that only live may have (duplicate, after_final),
+            plus the events that only final may have (before_checkpoint, not_reached, ahead, late)
 
-What breaks an equation is unexplained. docs/drift.md describes the causes and the tables.
+A number that breaks its equation is unexplained. docs/drift.md describes the causes and the tables.
 """
 
 from enum import StrEnum
@@ -46,13 +46,13 @@ _IN_LIVE_ONLY = (Cause.DUPLICATE.value, Cause.AFTER_FINAL.value)
 
 
 def tagged(events: DataFrame, pipeline: Pipeline, batches: DataFrame, width: int, finals: DataFrame) -> DataFrame:
-    """Transform the events, and find for each event and window of a final slice whether live has it, and the cause.
+    """Transform the events. Find for each event and window of a final slice whether live has counted it, and the cause.
 
-    An event that live has not counted, and that has no cause, is left out. Final must not have it either: if final has
-    it, final is unexplained.
+    An event that live has not counted, and that has no cause, is left out. Final must not have counted it either. If it
+    has, the difference is unexplained.
 
     Args:
-        events: accepted events that can touch windows of the slices, at least up to the newest batch's ends.
+        events: accepted events that can fall into windows of the slices, at least all that the stream has read.
         pipeline: the pipeline of the events.
         batches: partition, start, end (exclusive) and watermark of each range of offsets that the stream took.
         width: how many offsets go into one step of the search for an event's batch.
@@ -104,7 +104,10 @@ def _with_sides(events: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 
 def _is_first(pipeline: Pipeline) -> Column:
-    """Whether final counts this copy of an event, by the rule of `first_arrivals` within each slice's offsets."""
+    """Whether this is the first copy of its event, by the rule of `first_arrivals`.
+
+    Copies before the header's offsets, and copies after them, are judged apart.
+    """
     if not pipeline.source.identity:
         return F.lit(True)
     same = ("_window", "_in_reach", "event_time", *(f"`{name}`" for name in pipeline.source.identity))
@@ -210,7 +213,7 @@ def _unexplained(each: Measure) -> Column:
 
 
 def _beyond(side: str, right: str, each: Measure) -> Column:
-    """A side minus its right value: 0 if they agree, null if they differ and cannot be subtracted."""
+    """A side minus the value that it must have: 0 if both agree, null if they differ and cannot be subtracted."""
     found, wanted = _field(side, each), _field(right, each)
     both = F.col(side).isNull() == F.col(right).isNull()
     kind = unexplained_type(each)
@@ -257,7 +260,7 @@ def totals(balance: DataFrame, pipeline: Pipeline) -> DataFrame:
 def _age(each: Measure, age_ms: int) -> Column:
     """How far live was from final at an age.
 
-    A missing row counts as zero in the error. It is exact only if the other side has no row either.
+    In the error, a missing row counts as zero. A window that lacks the row of one side is not exact.
     """
     live, final = _field(_at_age(age_ms), each), _field("final", each)
     same = F.col(_at_age(age_ms)).isNull() == F.col("final").isNull()

@@ -45,8 +45,8 @@ def parse(records: DataFrame, source: Source) -> DataFrame:
         source: the definition of the records.
 
     Returns:
-        topic, partition, offset, arrival_time, event_time, the source's columns, reason (null: accepted),
-        and of rejected records raw, raw_key and raw_headers.
+        topic, partition, offset, arrival_time, event_time, the source's columns, and reason, which is null for accepted
+        records. Rejected records also have raw, raw_key and raw_headers.
     """
     read = _read(records, source)
     is_event = _is_event(read, source)
@@ -73,8 +73,8 @@ class _Read:
 
 
 def _read(records: DataFrame, source: Source) -> _Read:
-    # In a SELECT, Spark may take a name for another column of the same SELECT. So these names differ from all names of
-    # a source.
+    # A source may have columns named `key` and `value`, too. No name of a source begins with an underscore, so each
+    # name in the SELECTs below means one column.
     renamed = (f"{name} AS _{name}" for name in ("key", "value", "headers"))
     position = ("topic", "partition", "offset", "timestamp AS arrival_time")
     decoded = records.selectExpr(*position, *renamed).selectExpr("*", f"{_undecodable(source)} AS _undecodable")
@@ -104,7 +104,7 @@ def _out_of_bounds(read: _Read, source: Source) -> str:
 
 
 def _undecodable(source: Source) -> str:
-    """Why the value, or the key if the source uses it, is no text; null if both are."""
+    """Why the value, or the key if the source uses it, is missing or not valid text; null if both are valid."""
     key = f"WHEN _key IS NULL THEN 'no key' WHEN NOT is_valid_utf8({_KEY}) THEN 'invalid UTF-8: key'"
     value = f"WHEN _value IS NULL THEN 'null value' WHEN NOT is_valid_utf8({_TEXT}) THEN 'invalid UTF-8'"
     return f"CASE {value} {key if source.key else ''} END"
@@ -157,10 +157,11 @@ def _is_plain(source: Source) -> str:
 
     The strict path reads all other texts. So this test may be too strict, but never too lenient.
     """
-    # A name with an escape may be the name of any field. Most texts have no escape at all.
+    # A name with an escape, such as `v\u0061lue`, may be the name of any field. Most texts have no escape at all.
     no_escaped_name = rf"""(NOT contains({_TEXT}, r'\') OR NOT {_TEXT} RLIKE r'\\.[^"]*+"\s*+:')"""
     # If no field is missing, and a text has just as many quotes as the names and STRING values need, it repeats no
-    # name. Any other text is searched for a repeated name. If it is long, it takes the strict path, which is faster.
+    # name. Another text of up to 300 bytes is searched for a repeated name. A longer text takes the strict path, which
+    # is faster than the search.
     quotes = f"octet_length({_TEXT}) - octet_length(replace({_TEXT}, '\"', ''))"
     needed = 2 * len(source.fields) + 2 * sum(field.type == "STRING" for field in source.fields)
     repeated = rf"""{_TEXT} RLIKE r'"([^"]*+)"\s*+:[^{{}}]*"\1"\s*+:'"""
@@ -170,7 +171,7 @@ def _is_plain(source: Source) -> str:
 
 
 def _plain_shape(field: Field) -> str:
-    """The pattern of a flat object after its first brace: after the field's name stands a value of the field's type."""
+    """The pattern of a flat object after its first brace, in which a value of the field's type follows its name."""
     if field.type == "STRING":
         value = '"'
     else:
@@ -180,7 +181,10 @@ def _plain_shape(field: Field) -> str:
 
 
 def _read_strictly(source: Source) -> str:
-    """SQL for a struct with two results for a JSON text: `problem`, the reason of a rejection, and `fields`."""
+    """SQL that reads a JSON text on the strict path.
+
+    It gives a struct with `problem`, the reason of a rejection or null, and with `fields`, the values.
+    """
     types = ", ".join(f"`{f.name}` {_strict_type(f)}" for f in source.fields)
     # Spark would write out all the digits of 1e10000000 before it finds that they do not fit.
     endless = rf"""{_TEXT} RLIKE r':\s*+"?+-?[0-9.]++[eE][+-]?[0-9]{{4}}'"""
@@ -210,7 +214,7 @@ def _digits(field: Field) -> tuple[int, int]:
 
 
 def _strict_type(field: Field) -> str:
-    """The type for the strict path: a DECIMAL as fine as possible, to detect rounding; all else as text.
+    """The type for the strict path. A DECIMAL gets as many decimals as possible, to detect rounding; all else is text.
 
     >>> _strict_type(Field(name="value", type="DECIMAL(18,6)")), _strict_type(Field(name="ts", type="BIGINT"))
     ('DECIMAL(38,26)', 'STRING')
@@ -252,8 +256,8 @@ def _convert_json(field: Field, read: str) -> str:
     """A value of the strict path as the field's type; null if it is not of the type or would be rounded."""
     if not field.type.startswith("DECIMAL"):
         return _convert_text(field, read)
-    # Even the finest DECIMAL rounds very long numbers, and turns very small ones into zero. The text shows both.
-    # A name may be written with escapes.
+    # Even the finest DECIMAL rounds very long numbers, and turns very small ones into zero. Only the text of the number
+    # shows whether this happened. In the text, the name of the field may be written with escapes.
     named = rf'(?:"{field.name}"|\\u[^"]*+")\s*+:\s*+-?'
     rounded = rf"{_TEXT} RLIKE r'{named}(?:[0-9.]{{28}}|[0-9.]{{19,}}+[eE])'"
     vanished = rf"({read} = 0 AND {_TEXT} RLIKE r'{named}(?=[0.]*+[1-9])[0-9.]++[eE]-')"
@@ -302,7 +306,7 @@ def _convert_text(field: Field, text: str) -> str:
 
 
 def _decimals(text: str) -> str:
-    """How many digits after the point the number needs, exponent included."""
+    """How many digits after the point a number needs: `1.50` needs 1, and `1e-3` needs 3."""
     fraction = rf"regexp_replace(regexp_extract({text}, r'\.([0-9]+)', 1), r'(?<!0)0++$', '')"
     exponent = f"try_cast(regexp_extract({text}, '[eE]([+-]?[0-9]+)$', 1) AS INT)"
     return f"length({fraction}) - if({text} RLIKE '[eE]', coalesce({exponent}, -99), 0)"
