@@ -100,7 +100,7 @@ def check_served(
 
 
 def _refuse_columns(pipeline: Pipeline, windows: Any) -> None:
-    """Refuse a frame without its columns. Otherwise it would fail in many ways, and no error would name the reason."""
+    """Refuse a frame that lacks a column. Otherwise it would fail in many ways, and no error would name the reason."""
     there = set(getattr(windows, "column_names", None) or windows.columns)
     missing = [name for name in ("window_start", "window_end", *pipeline.value_columns, "slice") if name not in there]
     if missing:
@@ -160,7 +160,7 @@ def _observed(parts: Sequence[Broken], staged: Mapping[str, int]) -> dict[str, A
 
 
 def _plain(value: Any) -> str:
-    """A DECIMAL without an exponent."""
+    """A value as text. A DECIMAL is written without an exponent."""
     return format(value, "f") if isinstance(value, Decimal) else str(value)
 
 

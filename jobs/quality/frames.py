@@ -1,4 +1,4 @@
-"""Staged rows in pandas or Spark: the number of rows of each slice, and the slices with rows that break a rule.
+"""The rows to judge, in pandas or Spark: how many each slice has, and which slices have rows that break a rule.
 
 Spark gets its conditions as SQL text, so that an audit of small frames does not import Spark.
 """
@@ -18,7 +18,7 @@ NO_SLICE = "no slice"
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """The rows of one slice that break a rule: how many, and the bounds of the column that the rule is about.
+    """The rows of one slice that break a rule: how many, and their lowest and highest value in the rule's column.
 
     ``window_slice`` is the slice where their windows begin. It differs from ``slice`` only for rows in the wrong slice.
     """
@@ -31,7 +31,7 @@ class Broken:
 
 
 class Rows(Protocol):
-    """The staged windows of a run."""
+    """The windows that are judged: the staged rows of a run, or served rows."""
 
     @property
     def frame(self) -> Any:
@@ -76,7 +76,7 @@ class PandasRows:
         return [_broken(names, part, rule) for names, part in groups]
 
     def release(self) -> None:
-        """Do nothing, since nothing is held."""
+        """Do nothing: Python frees the frame like any other object."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def rows_of(windows: Any, pipeline: Pipeline) -> Rows:
         return PandasRows.of(windows, pipeline)
     if hasattr(windows, "selectExpr"):
         return SparkRows.of(windows, pipeline)
-    # Without this option, a BIGINT with a null would become a DOUBLE.
+    # Without this option, a BIGINT column with a null would become a DOUBLE column.
     return PandasRows.of(windows.to_pandas(integer_object_nulls=True), pipeline)
 
 

@@ -1,7 +1,7 @@
 """The rules for windows, for the numbers of a slice, and for served windows. Great Expectations judges them.
 
 A rule is written three times: as an expectation, as a condition for pandas, and as a condition for Spark. The
-expectation gives the verdict; the conditions only find the broken rows. `audit` fails if they do not count the same.
+expectation gives the verdict; the conditions only find the broken rows. `audit` fails if they count different numbers.
 """
 
 import math
@@ -14,7 +14,7 @@ import pandas as pd
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Severity
 
-# No column of a pipeline begins with an underscore.
+# The name of a column that is added to the rows. No column of a pipeline begins with an underscore.
 SLICE_OF_WINDOW = "_slice_of_window"
 # A slice with this many times fewer or more rows than usual gets a warning.
 USUAL_FACTOR = 10
@@ -121,8 +121,8 @@ def of_served(allowed_seconds: float) -> tuple[Rule, ...]:
 def facts_of_slices(slices: pd.DataFrame, staged: Mapping[str, int]) -> pd.DataFrame:
     """The numbers of each slice beside the number of rows that were staged for it.
 
-    Rows may be staged for a slice that the run has not planned. Such a slice gets numbers, too: it must have no rows. A
-    slice without rows may have a null as the sum of counted events, which means 0.
+    Rows may be staged for a slice that the run has not planned. Such a slice gets a line with ``rows`` = 0, so the rule
+    about staged rows fails. If a slice has no rows, its sum of counted events may be null, which means 0.
     """
     facts = [_facts(row, staged.get(row["slice"], 0)) for row in slices.to_dict("records")]
     # Sorted, because Spark finds them in any order.

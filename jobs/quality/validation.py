@@ -109,7 +109,7 @@ def _batch(library: SimpleNamespace, frame: Any, name: str) -> Any:
     context = library.gx.get_context(mode="ephemeral", project_config=library.project())
     context.variables.progress_bars = {"globally": False}
     sources = context.data_sources
-    # The code that made the frame already keeps its rows.
+    # `SparkRows` already keeps the rows in memory and on disk, so the library must not keep them once more.
     source = sources.add_pandas(name) if isinstance(frame, pd.DataFrame) else sources.add_spark(name, persist=False)
     definition = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe(_WHOLE_ROWS)
     return definition.get_batch({"dataframe": frame})
@@ -123,7 +123,7 @@ def _expectation(library: SimpleNamespace, rule: Rule) -> Any:
 
 @functools.cache
 def _library() -> SimpleNamespace:
-    """Great Expectations, silent: at import it logs each of its functions, and a module of it warns."""
+    """Import Great Expectations without its messages: it logs each of its functions, and one of its modules warns."""
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -132,7 +132,7 @@ def _library() -> SimpleNamespace:
         from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
         from great_expectations.render.view.view import DefaultJinjaSectionView
 
-        # It names its classes without exporting them.
+        # The package has these classes but does not export them, so a type checker refuses a plain import.
         expectations: Any = importlib.import_module("great_expectations.expectations")
 
         class ExpectColumnValuesToBeWithin(expectations.ExpectColumnValuesToBeBetween):  # type: ignore[misc]
