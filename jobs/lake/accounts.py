@@ -186,7 +186,7 @@ class Accounts:
         self._balance.maintain(kept_from, _json(metadata))
 
     def _left_over(self) -> list[Any]:
-        """Return the removals of drift rows that the last account left, if it was killed before its totals."""
+        """Return actions that remove the last account's drift rows, if it was killed before it wrote its totals."""
         metadata, files = self._drift.newest_metadata(), self._drift.files
         accounts = {(slice_, version) for slice_, version in metadata.get("accounts", ())}
         if accounts <= self.done({slice_[:8] for slice_, _ in accounts}):
@@ -195,7 +195,7 @@ class Accounts:
 
     def _add_totals(self, totals: Sequence[Mapping[str, Any]], accounts: Sequence[tuple[str, int]]) -> None:
         still = _still_unexplained([*self.unexplained(), *(row for row in totals if row["kind"] == "slice")])
-        # With this list in the commit the totals of all slices need not be read.
+        # With this list in the commit, the next account need not read the totals of all slices.
         told = [list(row.values()) for row in still] if len(still) <= _MOST_UNEXPLAINED else None
         actions = []
         with self._balance.staged() as stage:

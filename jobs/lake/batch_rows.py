@@ -55,9 +55,9 @@ def files_about_batches(table: DeltaTable) -> list[BatchFile]:
 def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchFile], BatchFile | None]:
     """Return the files to remove, and the file among them with the first batch, if there is one.
 
-    A file is old if all its batches were planned before a moment. Of the old files all are removed but the newest. That
-    one shows that no batch is missing between it and the first file that is not old. Otherwise rows would seem to be
-    complete only since a later time (`complete_since`). A file with nothing but the first batch stays, too.
+    A file is old if all its batches were planned before ``before``. All old files are removed, except the newest of
+    them. It shows that no batch is missing between it and the files that are not old. Without it, rows would seem to be
+    complete only since a later time (`complete_since`). A file with only the row of the first batch stays, too.
 
     In the example the files of three days are old, and that of the third day stays.
 

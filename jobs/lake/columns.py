@@ -60,7 +60,7 @@ def live_schema(pipeline: Pipeline) -> pa.Schema:
 
 
 def adapt(table: DeltaTable, wanted: pa.Schema, path: Folder) -> None:
-    """Add the columns that a table lacks; refuse a column of another type, since its old rows cannot be served."""
+    """Add the columns that a table lacks. Refuse a column with a new type, since old rows could not be served."""
     there = {field.name: field for field in table.schema().fields}
     asked = Schema.from_arrow(wanted).fields
     changed = [field.name for field in asked if field.name in there and there[field.name].type != field.type]

@@ -21,7 +21,7 @@ _HOUR_FORMAT = "%Y-%m-%dT%H"
 
 @dataclass(frozen=True, kw_only=True)
 class KeptEvents:
-    """How long events are kept. Events that happened at or after ``needed_from_ms()`` are kept longer, if need be."""
+    """How long events are kept. Events from the time ``needed_from_ms()`` on stay, even if they are older than that."""
 
     kept: timedelta
     needed_from_ms: Callable[[], int]

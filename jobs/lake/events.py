@@ -41,7 +41,7 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class Landed:
-    """The events of a source at one version of their table. ``note`` has how far the topic is landed there."""
+    """The events of a source at one version of their table. ``note`` has the offsets up to which they are landed."""
 
     path: Folder
     table: DeltaTable
@@ -77,7 +77,7 @@ class Landed:
         return {p: end for p, (_, end) in ranges.offsets.items()} if ranges and ranges.topic_id == topic_id else {}
 
     def first_ms(self) -> int | None:
-        """Return the earliest event time, by the log alone. A file without statistics counts from its hour's begin."""
+        """Return the earliest event time, by the log alone. A file without statistics counts with its hour's begin."""
         firsts = [first for first, _ in self._spans.values()]
         return min(firsts, default=None)
 
@@ -98,7 +98,7 @@ class Landed:
     def count(self, pipeline: Pipeline, slices: Sequence[Slice]) -> dict[str, Count]:
         """Count the accepted events of each slice, and how often events fall into its windows.
 
-        In windows a duplicate does not count. Slices without events are left out.
+        Duplicates count as events of the slice, but not in its windows. Slices without events are left out.
         """
         if not slices:
             return {}
@@ -179,7 +179,10 @@ class Landed:
 
     @cached_property
     def _spans(self) -> dict[str, tuple[int, int]]:
-        """First and last event time of each file, by the log or else by its hour, without files of rejected records."""
+        """The first and last event time of each file, by the log; those of its hour if the log has no statistics.
+
+        Files with only rejected records are left out.
+        """
         found = {}
         for action in self._actions:
             hour = hour_ms(action["path"])

@@ -48,11 +48,12 @@ from jobs.storage.parquet import footer, read, write
 
 log = logging.getLogger(__name__)
 
-# A column that only staged files have: from how many rows of the transform a window was made.
+# A column of staged files: from how many rows of the transform a window was made. The table's schema does not have it,
+# so readers do not see it after the publish.
 INPUTS = "_inputs"
-# Replaced files are kept for weeks, in a folder per slice: listing them every hour would find little.
+# Replaced files are kept for weeks, in many folders. A search every hour would take long and find little.
 _DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
-# After an upgrade a year of slices may have to be folded: the rest waits for the next turns.
+# A turn folds for about this long. After an upgrade a year of slices may be due: the next turns fold the rest.
 _FOLD_SECONDS = 20.0
 _PROPERTIES = {"delta.checkpointInterval": "50"}
 # These properties limit how long a slice can be rolled back.
@@ -106,7 +107,7 @@ class FinalTable(FencedTable):
         return {day for day, (_, placed_ms) in self._files_of_headers().items() if placed_ms >= time_ms}
 
     def newest_ms(self) -> int:
-        """Return the time of the last publish, by the publisher's clock and the log alone; 0 if there was none."""
+        """Return the time of the last publish, by the publisher's clock; 0 if there was none. Only the log is read."""
         return max((placed_ms for _, placed_ms in self._files_of_headers().values()), default=0)
 
     def _files_of_headers(self) -> dict[str, tuple[int, int]]:
@@ -186,7 +187,7 @@ class FinalTable(FencedTable):
         return self._files[1]
 
     def publish(self, publications: Sequence[Publication]) -> None:
-        """Replace the rows and headers of these slices in one commit; refuse unless each is at the version before."""
+        """Replace rows and headers of these slices in one commit; refuse if another run has published one of them."""
         # Only a slice with an earlier version, and without files in its own folder, can have rows in folded files.
         replaced = [p.header.slice for p in publications if p.header.version > 1]
         folded = [slice_named(self._pipeline, name) for name in replaced if not self._in_folder(name)]
@@ -327,7 +328,7 @@ class FinalTable(FencedTable):
                 return self.version if newest is None else newest
             if brought > version:
                 newest = number - 1
-        # The log no longer has the commit that brought this version, but the slice had it until the next one came.
+        # The log no longer has the commit of this version. The header at ``newest`` shows if the slice had it then.
         return newest
 
 

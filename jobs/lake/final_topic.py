@@ -37,7 +37,7 @@ def messages(pipeline: Pipeline, header: Header, rows: pa.Table) -> Iterator[Mes
 
 
 def tombstones(pipeline: Pipeline, old: pa.Table, new: pa.Table) -> Iterator[Message]:
-    """Yield a message without value for each window that the new version lacks: a compacted topic would keep it."""
+    """Yield a tombstone for each window that the new version lacks. Without it, a compacted topic keeps the old row."""
     names = window_columns(pipeline)
     kept = {tuple(row.values()) for row in new.select(names).to_pylist()}
     for row in old.select(names).to_pylist():

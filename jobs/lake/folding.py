@@ -1,4 +1,4 @@
-"""Folding final rows: the rows of many slices of a day in one file, so that a year of slices is a few thousand files.
+"""Folds final rows: puts the rows of many slices of a day into one file. A year of slices is then a few thousand files.
 
 Headers are not touched. The statistics in the table's log are enough to decide which files are due.
 """
@@ -44,12 +44,15 @@ _MOST_FILES = 1500
 # again, so it has to wait.
 _FAILED = "_not_folded.json"
 _TRY_AGAIN_SECONDS = 24 * HOUR_MS // 1000
-# A reader of one slice then reads only a group or two.
+# With groups of this many rows, a reader of one slice reads only one or two groups.
 _GROUP_ROWS = 32_768
 
 
 class Stored(NamedTuple):
-    """A file of final rows by the log; first and last window in microseconds since 1970, None if unknown."""
+    """A file of final rows, as the log describes it.
+
+    ``first`` and ``last`` are the begins of its first and last window, in microseconds since 1970; None if unknown.
+    """
 
     path: str
     size: int
@@ -69,7 +72,7 @@ class Stored(NamedTuple):
         return self.first < slice_.end_ms * 1000 and self.last >= slice_.start_ms * 1000
 
     def lies_in(self, slice_: Slice) -> bool:
-        """Whether all its windows are known to begin in a slice.
+        """Whether all windows of the file are known to begin in a slice.
 
         >>> Stored("file", size=1, rows=2, first=59_000_000, last=60_000_000).lies_in(Slice(0, 60_000))
         False
@@ -226,7 +229,7 @@ def _whole_day(day: str, slices: list[list[Stored]], folded: Sequence[Stored]) -
 
 
 def _packs(units: Iterable[list[Stored]]) -> Iterator[list[Stored]]:
-    """Yield packs of files in order, each as large as one file may be. Files of a slice stay together."""
+    """Yield groups of files, in order, of up to the size of a folded file. The files of a slice stay together."""
     found = list[Stored]()
     for unit in units:
         together = [*found, *unit]

@@ -24,7 +24,7 @@ from jobs.storage.json_line import JsonLine
 from jobs.storage.parquet import write
 
 _MERGE_EVERY_COMMITS = 50
-# Old lines are removed from this many days at a time, because a plan waits until it is done.
+# A turn removes the old lines of at most this many days, because a plan waits for it.
 _DAYS_A_TURN = 3
 _PROPERTIES = {
     "delta.checkpointInterval": "50",
@@ -75,7 +75,8 @@ class LateCountPosition(JsonLine):
     # counted once by their arrival, because the offsets above do not apply to them.
     since_ms: int = 0
     at_ms: int = 0
-    # Slices of old days with late events that are counted, and about which no plan has decided yet.
+    # Old slices with counted late events, about which the last plan did not decide. The next plan needs their names,
+    # because it reads only recent days by itself.
     undecided: tuple[str, ...] = ()
 
 
@@ -106,7 +107,7 @@ class Ledger(FencedTable):
 
     def counted(self) -> LateCountPosition | None:
         """Return how far late events were counted at the last write; None before the first count."""
-        # Each commit of lines repeats it. The commit that created the table does not have it.
+        # Each commit of lines repeats this position. The commit that created the table does not have it.
         counted = next((metadata["counted"] for _, metadata in self.metadata() if "counted" in metadata), None)
         return LateCountPosition.from_json(counted) if counted else None
 
@@ -158,7 +159,7 @@ class Ledger(FencedTable):
     def append(self, entries: Iterable[LedgerLine], *, counted: LateCountPosition | None = None) -> None:
         """Add lines in one commit, at most one per slice, so that the commits give the order of a slice's lines.
 
-        ``counted``: how far late events were counted for these lines. Without it the last such count is repeated.
+        ``counted``: how far late events were counted for these lines. Without it, the commit repeats the last position.
         """
         by_day: dict[str, list[LedgerLine]] = {}
         for entry in entries:
@@ -250,7 +251,7 @@ def _entries(rows: pa.Table) -> dict[str, LedgerLine]:
 def _entry(row: dict[str, Any]) -> LedgerLine:
     as_of, boundary, offsets = row.pop("as_of"), row.pop("boundary"), row.pop("offsets")
     del row["commit"]
-    # A line of an older version has no in_time. Without late events it is 0.
+    # A line that an older version of Tideline wrote has no in_time. If it has no late events, the number is 0.
     in_time = row["in_time"] if row["late"] else 0
     return LedgerLine(
         **{**row, "state": State(row["state"]), "in_time": in_time},

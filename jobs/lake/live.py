@@ -27,7 +27,7 @@ _PRUNE = "prune"
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRange:
-    """The offsets [start, end) that a micro-batch read from a partition, and the watermark that made events late."""
+    """The offsets [start, end) that a micro-batch read from a partition, and the watermark that dropped late events."""
 
     partition: int
     start: int
@@ -58,7 +58,7 @@ class Live:
         return dict(self.note.ends.get(topic, {})) if self.note else {}
 
     def begins(self, topic: str) -> dict[int, int]:
-        """Return the offsets at which the stream began, with its first micro-batch or where a reset lets it begin.
+        """Return the offsets at which the stream began: those of its first micro-batch, or before that of the reset.
 
         A partition that was added later is absent: it began at 0.
         """
@@ -113,7 +113,7 @@ class Live:
 class PruneRequest:
     """The account's request to the live job: remove the rows of ``slices``, which are final and explained."""
 
-    # The name of a slice: only slices before it were ever named in a request. Empty before the first request.
+    # Every slice that was ever named in a request lies before the slice with this name. Empty before the first request.
     before: str = ""
     slices: tuple[str, ...] = ()
 

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from jobs.storage.json_line import JsonLine
 
-# The verdict of a rolled-back slice begins so. Such a slice deliberately omits later events: they do not reopen it.
+# The verdict of a rolled-back slice begins with these words. Such a slice deliberately omits later events, so they do
+# not reopen it.
 ROLLED_BACK = "rolled back"
 
 
@@ -98,12 +99,12 @@ def is_of(computed: Header | LedgerLine, entry: LedgerLine | None) -> bool:
 
 
 def is_superseded(computed: Header | LedgerLine, entry: LedgerLine | None) -> bool:
-    """Whether the newest line of a slice (``entry``) is further than a run that has computed the slice (``computed``).
+    """Whether a slice has moved on since a run computed it (``computed``), by the slice's newest line (``entry``).
 
-    It is further if it is about a later version, or if another run has made the same version final. Then the first run
-    must not write a line. Its line would be the newest one, and would hide the state of the slice.
+    It has if that line is about a later version, or if another run has made the same version final. Then the run of
+    ``computed`` must not write a line. Its line would be the newest one, and would hide the state of the slice.
 
-    In the example the run has computed version 2. Another run that audits version 2 is not further.
+    In the example the run has computed version 2. If another run only audits version 2, the slice has not moved on.
 
     >>> own = LedgerLine(slice="20260131T120000Z", state=State.AUDITING, at_ms=0, run="own", version=2)
     >>> is_superseded(own, replace(own, run="another")), is_superseded(own, replace(own, run="another", version=3))
@@ -149,7 +150,7 @@ def reconciled(header: Header, entry: LedgerLine | None) -> LedgerLine:
 
 
 def with_late(entry: LedgerLine, more: int, at_ms: int, *, in_time: int = 0) -> LedgerLine:
-    """Return the same state with ``more`` late events; ``in_time`` of them arrived in time.
+    """Return a line with the same state, and with ``more`` late events added; ``in_time`` of these arrived in time.
 
     >>> entry = LedgerLine(slice="20260131T120000Z", state=State.FINAL, at_ms=0, run="r", late=5, in_time=1)
     >>> later = with_late(entry, 3, at_ms=60_000, in_time=2)

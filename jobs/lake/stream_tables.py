@@ -58,10 +58,10 @@ class Ranges:
 class Note(JsonLine):
     """The metadata of a commit, kept in its log entry (`userMetadata`).
 
-    The note of a reset has no batch. Each of its ranges ends at the offset where the next checkpoint begins, and covers
-    the offsets that `ingest` will never land. Example: partition 0 is landed up to 100, and a reset lets `ingest` begin
-    at 120. Then its range is [100, 120). If a live job begins at 120, the range is empty: [120, 120). The write
-    identity is that of the checkpoint that the reset put aside.
+    The note of a reset has no batch. Each of its ranges ends at the offset where the next checkpoint begins. A range of
+    `ingest` covers the offsets that are never landed. Example: partition 0 is landed up to 100, and a reset lets
+    `ingest` begin at 120. Then the range is [100, 120). A live job does not record what it passes over: if it begins at
+    120, its range is [120, 120). ``write_id`` is the id of the checkpoint that the reset put aside.
     """
 
     job: str
@@ -86,7 +86,7 @@ class Note(JsonLine):
 
     @property
     def ends(self) -> Offsets:
-        """How far each topic is landed, per partition."""
+        """The offset up to which the table has taken each topic, per partition; after a reset, where the job begins."""
         return {
             topic: {partition: end for partition, (_, end) in ranges.offsets.items()}
             for topic, ranges in self.topics.items()
@@ -101,7 +101,7 @@ class Note(JsonLine):
 def last_note(path: Folder, *, mends: bool = False) -> Note | None:
     """Return the newest note of a streaming job's table; None for a table that is new or missing.
 
-    With ``mends`` log files that a power cut has torn are put aside. Only the holder of the lease may do this.
+    ``mends``: put aside the files of the log that a power cut has torn. Only the holder of the lease may do this.
     """
     try:
         return note_at(path, (open_whole(path) if mends else DeltaTable(str(path))).version())
@@ -152,13 +152,13 @@ class TableWriter(FencedTable):
         super().__init__(path, table)
         self.epoch = epoch
         self.note = note_at(path, self.version)
-        # True for an empty table with other columns: the first commit sets them.
+        # True if the table is empty and has other columns than the job writes. The first commit replaces its columns.
         self._adapts = False
         self._remove_older_stages()
 
     @classmethod
     def open(cls, path: Folder, schema: pa.Schema | None, partition: str, *, epoch: int) -> Self:
-        """Open the table, or create it empty. Without a schema its columns stay; a new table gets them later."""
+        """Open the table, or create it empty. Without a ``schema`` its columns stay; a new table gets them later."""
         first = pa.schema([(partition, pa.string())]) if schema is None else schema
         kept = _kept()
         table = opened(path, first, partition, _PROPERTIES | kept)
@@ -184,7 +184,7 @@ class TableWriter(FencedTable):
                 remove(folder)
 
     def _adopt(self, schema: pa.Schema) -> None:
-        """Write these columns from now on. A table without rows adapts; a table with other columns is refused."""
+        """Write these columns from now on. A table without rows gets them; a table whose rows differ is refused."""
         wanted = Schema.from_arrow(schema)
         if not files_with_sizes(self._table):
             self._adapts = wanted != self._schema
@@ -296,7 +296,7 @@ class TableWriter(FencedTable):
 
 
 def _kept() -> dict[str, str]:
-    """The properties that a setting gives to every table of a stream; none without the setting."""
+    """How long replaced files are kept, as properties of a table; empty if the setting is not set."""
     minutes = replaced_kept_minutes()
     return dict.fromkeys(_RETENTION, f"interval {minutes} minutes") if minutes else {}
 
@@ -306,7 +306,7 @@ def _now() -> datetime:
 
 
 def _types(schema: Schema) -> dict[str, Any]:
-    """The columns' types in Delta's names. Whether a column may be null is left out: that is no difference here."""
+    """The columns' types in Delta's names. Whether a column may be null is left out, because it makes no difference."""
     return {field["name"]: _bare(field["type"]) for field in json.loads(schema.to_json())["fields"]}
 
 

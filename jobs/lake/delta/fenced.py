@@ -2,6 +2,7 @@
 
 The commit is that of delta-rs, without retries: it succeeds only on the version that this writer has seen last. So a
 process that was suspended while its successor wrote can no longer commit, even if it still considers its lease valid.
+A table also merges its small files in this way, and deletes files that no reader needs.
 """
 
 import json
@@ -35,7 +36,7 @@ from jobs.storage.parquet import arrow_place, files_in, footer
 log = logging.getLogger(__name__)
 
 HOUR_SECONDS = 3600.0
-# No commit takes that long, so an older stage was left by a writer that was killed.
+# No commit takes as long as this, so an older stage was left by a writer that was killed.
 STAGE_KEPT_SECONDS = 24 * HOUR_SECONDS
 _STAGE = re.compile("[0-9a-f]{32}")
 _AT_ONCE = 8
@@ -51,7 +52,7 @@ class OvertakenError(Refusal):
 
 
 class FencedTable:
-    """A table with one partition column, and the only version on which the next commit succeeds."""
+    """A table with one partition column, open at a version. The next commit succeeds only if this is the newest one."""
 
     def __init__(self, path: Folder, table: DeltaTable) -> None:
         """Use a table that exists, at the version at which it was opened."""
@@ -121,7 +122,10 @@ class FencedTable:
         return next((metadata for _, metadata in self.metadata()), {})
 
     def _is_there(self, attempt: str) -> bool:
-        """Whether the next version is this commit: after a lost answer a client's second request finds it there."""
+        """Whether the next version is this commit.
+
+        If a store's answer was lost, the client repeats its request. That fails, because the first one has succeeded.
+        """
         return commit_info(self.path, self.version + 1).get("attempt") == attempt
 
     def _see_own_commit(self) -> None:
@@ -195,7 +199,7 @@ class FencedTable:
                     filesystem=by,
                     format="parquet",
                     min_rows_per_group=100_000,
-                    # In a bucket Arrow would mark every folder above, even those without a permission to write.
+                    # In a bucket Arrow would write a marker for every folder above, also where it may not write.
                     create_dir=isinstance(folder, Path),
                 )
                 actions += [self.place(file, data_change=False) for file in files_in(folder)]
@@ -208,13 +212,14 @@ class FencedTable:
         log.info("merged %d files of %s into %d in %.1f s", removed, self.path.name, len(actions) - removed, seconds)
 
     def delete_now_and_then(self, every_seconds: float = HOUR_SECONDS) -> Freed | None:
-        """Delete unneeded files if the last deletion was ``every_seconds`` ago; it lists the whole folder."""
+        """Delete unneeded files if the last deletion was ``every_seconds`` ago: a deletion lists the whole folder."""
         return self.delete_what_no_reader_needs() if is_due(self.path, every_seconds) else None
 
     def delete_what_no_reader_needs(self) -> Freed:
         """Delete all files, and empty folders, that no version within the table's retention needs."""
         began, found = time.monotonic(), unneeded(self._table, self.path, self._partition)
-        # A second look at the table: this writer's own version must stay as it is, since it fences the next commit.
+        # The table is opened once more to see its newest version. `self._table` keeps its version, because that fences
+        # the next commit.
         if DeltaTable(str(self.path)).version() != self.version:
             raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
         freed = found.delete()
@@ -251,7 +256,7 @@ def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
 
 
 def for_each(folder: Folder, work: Callable[[_One], _Made], ones: Sequence[_One]) -> list[_Made]:
-    """Return the result of the work for each item. In a bucket, where an item takes requests, several run at once."""
+    """Return the result of the work for each item. In a bucket each item needs requests, so several run at once."""
     if isinstance(folder, Path):
         return [work(one) for one in ones]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -278,8 +283,8 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
 def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
     """Give a table these properties, by a commit that fails if another writer has committed meanwhile.
 
-    The commit repeats the metadata of the newest earlier commit, because readers need it. If the log is to be kept for
-    a shorter time, earlier commits may be deleted from it at once.
+    The commit repeats the metadata of the newest earlier commit, because readers need it. If the properties shorten the
+    time for which the log is kept, the earlier commit may be deleted at once.
     """
     there = table.metadata().configuration
     changed = {name: value for name, value in properties.items() if there.get(name) != value}

@@ -1,7 +1,7 @@
 """Deletes files that no reader needs from all tables of a lake, even if a table's writer does not run.
 
-This needs no lease. No kept version names a deleted file, and no writer can still commit it
-(`jobs.lake.delta.retention`): a writer places each file under a new name, after it has seen the newest commit.
+This needs no lease, because it deletes only files that no kept version names and that no writer can still commit. A
+writer that can still commit has placed its files after the newest commit, and those stay (`retention`).
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 # The folders of a lake that contain tables.
 _KINDS = ("events", "live", "final", "ledger", "drift", "balance")
-# Writers that wait for room look about once a minute, and many may wait at a time.
+# Many writers may wait for room at a time, and each asks about once a minute. A table is searched at most this often.
 _EVERY_SECONDS = 50.0
 _turn = Lock()
 
@@ -34,7 +34,7 @@ def make_room(lake_root: Folder) -> None:
 
 
 def free_tables(lake_root: Folder, every_seconds: float) -> Freed:
-    """Free each table with its last turn at least ``every_seconds`` ago. Tables that fail wait for the next turn."""
+    """Free each table whose last turn was at least ``every_seconds`` ago. Tables that fail wait for the next turn."""
     freed = [_freed(path, every_seconds) for kind in _KINDS for path in _tables(lake_root / kind)]
     return Freed(files=sum(each.files for each in freed), bytes=sum(each.bytes for each in freed))
 

@@ -50,9 +50,10 @@ def is_whole(path: Folder) -> bool:
 
 
 def _torn_files(path: Folder) -> list[Path]:
-    """The newest entry if torn, the newest checkpoint if torn or of that entry, and with it `_last_checkpoint`.
+    """The files of the log that must be put aside after a power cut. Earlier commits are durable, so they are whole.
 
-    Earlier commits are durable, so they cannot be torn.
+    These are the newest entry, if it is torn, and the newest checkpoint, if it is torn or is the checkpoint of a torn
+    entry. `_last_checkpoint` is put aside together with the checkpoint.
     """
     if not isinstance(path, Path):
         return []
@@ -62,7 +63,7 @@ def _torn_files(path: Folder) -> list[Path]:
     checkpoint = max(log_folder.glob("*.checkpoint*.parquet"), default=None)
     of_torn_entry = torn and checkpoint and checkpoint.name.startswith(torn[0].stem)
     if checkpoint and (of_torn_entry or _is_torn(checkpoint)):
-        # The library relies on the hint, which would then name a missing checkpoint.
+        # The library relies on `_last_checkpoint`, which would then name a missing checkpoint.
         torn += [checkpoint, *log_folder.glob("_last_checkpoint")]
     return torn
 
@@ -95,8 +96,8 @@ def entry_of(path: Folder, version: int) -> Folder:
 def commit_infos(path: Folder, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the metadata of each commit, from a version back, as far as the log goes.
 
-    This reads the log's files. `DeltaTable.history` begins with the newest commit of all, and numbers it as if it were
-    the version at which the table was opened.
+    This reads the log's files, because `DeltaTable.history` is wrong if the table was opened at an older version: it
+    begins with the newest commit of all, and gives it the number of the older version.
     """
     for number in range(version, -1, -1):
         try:

@@ -36,7 +36,11 @@ def _up_to_a_good_size(files: Iterator[File]) -> Iterator[list[File]]:
 
 
 def similar(files: Sequence[File]) -> dict[str, int]:
-    """Return as many of the smallest files as possible; their largest is no larger than the others together."""
+    """Return as many of the smallest files as possible; their largest is no larger than the others together.
+
+    >>> similar([("a", 1), ("b", 1), ("c", 2), ("d", 90)])
+    {'a': 1, 'b': 1, 'c': 2}
+    """
     end = total = 0
     for number, (_, size) in enumerate(files):
         if number and size <= total:

@@ -1,7 +1,8 @@
 """Deletion from a table's folder: files and empty folders that no version within the table's retention needs.
 
-The Delta library only lists the files: its own deletion would add entries to the log, over those of a successor.
-The list has every file that no kept version names, also files that a crash left behind before their commit.
+The Delta library is only used to list the files. Its own deletion would also commit to the log, even after a successor
+has taken over the table. The list has every file that no kept version names, also files that a crash left behind before
+their commit.
 """
 
 import json
@@ -49,7 +50,7 @@ class Unneeded:
         delete_files(files)
         gone = 0
         for folder in self.folders:
-            # A writer may have put a file into it meanwhile, or the next turn must empty it first.
+            # The folder is not empty if a writer has put a file into it meanwhile, or if the next turn must empty it.
             with suppress(OSError):
                 folder.rmdir()
                 gone += 1
@@ -66,8 +67,9 @@ class _File(NamedTuple):
 def unneeded(table: DeltaTable, path: Folder, partition: str) -> Unneeded:
     """Return the files in folders of partitions that no version within the retention needs, and empty folders.
 
-    A file that no version names may belong to another writer that is about to commit it. So only files that were
-    placed before the newest commit are taken: their writer has seen an older version, so its commit fails.
+    A file that no version names may belong to another writer that is about to commit it. So only files that were placed
+    before the newest commit are deleted. A writer that still wants to commit such a file has read an older version, so
+    its commit fails.
     """
     unnamed = set(table.vacuum(dry_run=True, full=True))
     newest_commit = entry_of(path, table.version()).stat().st_mtime
