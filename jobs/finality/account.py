@@ -80,8 +80,8 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
         _keep_incident(lake, accounts, link)
     _prune(lake, seen, accounts, timedelta(seconds=settings.live_kept_seconds))
     is_all = not found.waiting and len(due) < account_inputs.MAX_SLICES
-    # The newest publish has the time of the machine that published. A publish compares its clock with the broker's, but
-    # this job does not: the clock of this machine may be hours ahead.
+    # This job does not check its clock, which may be hours ahead. A publish compares its clock with the broker's, so
+    # the time of the newest publish is right. The earlier of both times counts.
     looked_ms = min(now_ms, final.newest_ms()) - round(_CLOCKS.total_seconds() * 1000)
     _advance(lake, final, accounts, seen, looked_ms if is_all else None)
 
@@ -135,7 +135,7 @@ def _earliest(pipeline: Pipeline, headers: Iterable[Header]) -> datetime:
 
 
 def _not_landed(pipeline: Pipeline, seen: Seen, ranges: Iterable[BatchRange]) -> list[BatchRange]:
-    """The batches that live has read, and with events that `ingest` has not landed yet."""
+    """The batches of the stream with records that `ingest` has not landed yet."""
     topic = pipeline.source.name
     topic_id = seen.live.topic_id(topic)
     ends = seen.landed.ends(topic, topic_id) if seen.landed and topic_id else {}

@@ -23,7 +23,7 @@ _PROGRESS = "progress"
 _DAY = "%Y%m%d"
 # A run looks through at most this many days for slices without an account. The next run goes on from there.
 _DAYS_AT_ONCE = 31
-# Several runs work off a longer backlog.
+# A run accounts for at most this many slices. Several runs work off a longer backlog.
 MAX_SLICES = 1000
 
 
@@ -103,8 +103,8 @@ def accounts_kept_from(final: FinalTable) -> str:
 class Seen:
     """All tables, each at one version.
 
-    Live is read first, and then the events, so most events that live has counted are landed in this version. If a batch
-    of live has events that are not landed here, the account of its slices waits.
+    Live is read first, and then the events. So most events that live has counted are in this version of the events. If
+    a batch of live has events that are not in it, the account of its slices waits.
     """
 
     final_version: int
@@ -112,7 +112,8 @@ class Seen:
     live: Live
     landed: Landed | None
     pruned_before: str
-    # From the ledger: the topic to which its offsets belong, and the time since which they do.
+    # From the ledger: how far late events are counted. It has the id of the topic, and the arrival time up to which
+    # records may be of an earlier topic.
     counted: LateCountPosition | None
     accounted: Collection[tuple[str, int]]
     # The first day for which accounts are kept.

@@ -165,7 +165,7 @@ def _facts(
     | `counted` | audit | sum of the measure `Pipeline.counts` in the staged rows | `window_events` |
     | `expected` | recompute | rows of the transform, once for each of their windows | `inputs` |
     | `inputs` | audit | sum of the column `INPUTS` in the staged rows | `expected` |
-    | `usual_rows` | audit | the median rows of the newest final slices | about `rows` |
+    | `usual_rows` | audit | the median number of rows of the newest final slices | about `rows` |
 
     Without `Pipeline.counts` there are no `window_events` and `counted`.
     """

@@ -1,4 +1,4 @@
-"""Decides whether a slice is over, whether it is due, and why. It works on plain data and reads no tables."""
+"""Decides which slices are over and due, and why, and which events are still needed. It reads no tables."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class TopicEnds:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The slices that a plan takes, whatever their state, and why. It takes no other slice.
+    """The slices that a plan takes, whatever their state, and why. Such a plan takes no other slice.
 
     A plan without a request (None) takes every slice that is due.
     """
@@ -72,7 +72,7 @@ class Due:
 
 @dataclass(frozen=True, kw_only=True)
 class SliceSurvey:
-    """The findings of a plan."""
+    """The slices that are due, and everything else that a plan finds out about slices."""
 
     tide_line_ms: int | None
     due: tuple[Due, ...]
@@ -83,9 +83,9 @@ class SliceSurvey:
     # Requested slices that are not closed, each with a sentence that says why.
     refused: Mapping[Slice, str]
     blocked: tuple[Slice, ...]
-    # Slices that an older definition made final. A plan reads only some days, so there may be older ones.
+    # Slices that an older definition made final. A plan reads only some days, so there may be more of them.
     outdated: tuple[Slice, ...]
-    # Published, but the run was killed before it wrote to the topic and the ledger.
+    # Slices that are published, but whose run was killed before it wrote to the topic and the ledger.
     unannounced: tuple[str, ...]
 
 
@@ -104,20 +104,21 @@ class PlanInputs:
     headers: Mapping[str, Header]
     entries: Mapping[str, LedgerLine]
     line_ms: int | None = None
-    # Late events of computed slices since the last plan, and those of them that arrived in time.
+    # The number of late events of each computed slice since the last plan.
     late: Mapping[str, int] = field(default_factory=dict)
+    # How many of these late events arrived in time.
     in_time: Mapping[str, int] = field(default_factory=dict)
-    # The days on which any slice may be due; None: all days. On each other day all slices are final. One of these is
-    # due only if it is requested, has late events, or was left by a killed run.
+    # The days on which any slice may be due; None: all days. On other days all slices are final. A slice of such a day
+    # is due only if it is requested, has late events, or was left by a killed run.
     days: Collection[str] | None = None
-    # Final slices of any day about which a plan must decide: those of runs that have not ended, and those with late
-    # events that an earlier plan has counted without a decision.
+    # Final slices that a plan must look at, on whatever day they begin. A run that has not ended has planned them, or
+    # an earlier plan has counted their late events without a decision.
     left: Collection[str] = ()
     # Final slices that need nothing: their newest line is final, at the version of their header, without late events.
     # Their lines are not in ``entries``.
     settled: Collection[str] = ()
-    # The other final slices that were looked up in the ledger. If such a slice has no line, none was ever written.
-    # None: all slices in ``headers`` were looked up.
+    # Final slices that were looked up in the ledger and are not settled. If one of them is not in ``entries``, the
+    # ledger has no line about it. The value None means that all slices in ``headers`` were looked up.
     with_entries: Collection[str] | None = None
     events_from_ms: int = 0
 
@@ -133,9 +134,10 @@ def removed(source: Source, events_from_ms: int) -> str:
 def needed_from_ms(pipeline: Pipeline, inputs: PlanInputs, surveyed: SliceSurvey, open_: Collection[str]) -> int:
     """The event time from which on events are still needed, by slices that are not final or can still be reopened.
 
-    Every slice before the tide line is final, so all events that arrived before that time are landed. An event that
-    arrives later is rejected if it is older than the horizon. So a slice can be reopened only if it ends less than a
-    horizon before the tide line. ``open_``: the names of older slices that wait for a person or a run.
+    A slice becomes final only after `ingest` has landed all records that arrived before its end. So all events that
+    arrived before the time of the tide line are landed. An event that arrives later is rejected if it is older than the
+    horizon. So a slice can be reopened only if it ends less than a horizon before the tide line. ``open_``: the names
+    of older slices that wait for a person or a run.
 
     In the example the slices of 30 days are final, and the horizon is seven days. Clocks may differ by 5 s, so the last
     slice of the 23rd day can still change.
@@ -242,7 +244,7 @@ def _due(inputs: PlanInputs, slice_: Slice, reason: str, boundary: Boundary) -> 
 
 
 def _unannounced(inputs: PlanInputs) -> tuple[str, ...]:
-    """The published slices that the ledger does not call final at their version yet."""
+    """The published slices that have no final line of their version in the ledger yet."""
     names = inputs.headers if inputs.with_entries is None else inputs.with_entries
     return tuple(sorted(name for name in names if _is_unannounced(inputs.headers[name], inputs.entries.get(name))))
 
@@ -335,6 +337,6 @@ def _why_not(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | Non
     if not has_events(pipeline, slice_, inputs.events_from_ms):
         return removed(pipeline.source, inputs.events_from_ms)
     if inputs.first_ms is None or slice_.end_ms <= inputs.first_ms:
-        # As a final slice it would be the first of the pipeline, and every slice after it would be due.
+        # If it became final, the pipeline would begin with it, and every slice from there on would be due.
         return "no event of it or of an earlier slice was ever landed"
     return None

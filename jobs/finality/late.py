@@ -18,7 +18,7 @@ from jobs.pipelines.slices import is_in_time, slice_at, slice_named
 
 # In these states a run has computed the slice up to some offsets, and has not published it.
 _COMPUTED_NOT_FINAL = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.BLOCKED)
-# Each slice costs a query under the lease. The next plans look up the others.
+# Each slice costs a query while the plan holds the lease. A plan looks up this many, and later plans the others.
 _SPLIT_AT_ONCE = 200
 
 
@@ -52,7 +52,7 @@ def count_late(
         now = replace(now, since_ms=last.since_ms)
         rows = partial(landed.since, last.ends, last.since_ms)
     elif last:
-        # The topic was re-created. Records that are landed by now are counted by their arrival, and never again.
+        # The topic was re-created. The records that are landed already are counted now, once, by their arrival.
         now = replace(now, since_ms=landed.newest_arrival_ms())
         rows = partial(landed.since, {}, last.at_ms)
     else:
@@ -78,7 +78,7 @@ def split_late(pipeline: Pipeline, landed: Landed, inputs: PlanInputs, counted: 
     """Look up how many late events arrived in time, for ledger lines without that number.
 
     An older version of Tideline wrote such lines. The slice is put into ``late``, with 0 if it has no new late events.
-    So the plan writes the line again, with the number, and no later plan looks it up.
+    So the plan writes the line again with ``in_time``, and later plans need not look it up.
     """
     not_split = [name for name, entry in inputs.entries.items() if entry.in_time is None][:_SPLIT_AT_ONCE]
     split = {name: _split(pipeline, landed, inputs, name, counted) for name in not_split}
@@ -102,9 +102,9 @@ def missed_by(
     newest: LedgerLine | None,
     counted: LateCountPosition | None,
 ) -> Missed:
-    """How many late events a run's computed slice misses, as far as plans have counted late events.
+    """The late events that a computed slice misses, among those that plans have counted so far.
 
-    If the slice's newest line is of this run, the line has these numbers, with all that later plans have added.
+    If the slice's newest line is of the same run, the line has their numbers, and later plans have added to them.
     Otherwise the events are counted here.
     """
     if newest and is_of(computed, newest):
@@ -116,7 +116,7 @@ def missed_by(
 def _missed(
     pipeline: Pipeline, landed: Landed, computed: Header | LedgerLine, counted: LateCountPosition | None
 ) -> Missed:
-    """Count the events that were landed after a slice was computed, as far as plans have counted late events."""
+    """Count the events that were landed after a slice was computed, up to the position ``counted`` of the last plan."""
     if counted is None or counted.topic_id != _topic_id(computed):
         return Missed()
     name = computed.slice
@@ -159,7 +159,8 @@ def _touched(pipeline: Pipeline, time_ms: int) -> list[str]:
 def _is_late(row: Mapping[str, int], computed: Header | LedgerLine, topic: TopicEnds) -> bool:
     """Whether an event was not yet landed when a slice was computed.
 
-    In the example all records before offset 40 were landed then. In its last line the topic was re-created since.
+    In the example all records before offset 40 were landed when the slice was computed. In the last line of the example
+    the topic was re-created after that.
 
     >>> from jobs.lake.slices import Boundary
     >>> topic, boundary = TopicEnds(topic_id="t1", earliest={}, ends={}), Boundary(topic_id="t1", ends={0: 40})
@@ -171,7 +172,8 @@ def _is_late(row: Mapping[str, int], computed: Header | LedgerLine, topic: Topic
     True
     """
     at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
-    # Without offsets, nothing of this topic was landed then, but records of an earlier topic may have been.
+    # If there are no offsets, nothing of this topic was landed when the slice was computed. But records of an earlier
+    # topic may have been.
     if computed.offsets and _topic_id(computed) == topic.topic_id:
         return row["offset"] >= computed.offsets.get(row["partition"], 0)
     # The offsets of a re-created topic begin anew, so only times can be compared.

@@ -32,8 +32,9 @@ class PlanSnapshot:
     inputs: PlanInputs
     landed: Landed | None
     ends: Mapping[int, int]
-    # How far late events are counted now, and how far the plan before had counted them.
+    # How far late events are counted now.
     counted: LateCountPosition | None = None
+    # How far the last plan had counted late events.
     counted_before: LateCountPosition | None = None
 
 
@@ -46,7 +47,8 @@ def read_inputs(
     clock: Clock,
 ) -> PlanSnapshot:
     """Read everything that decides which slices a run takes."""
-    # The clock is read before the topic. So the topic's ends cover all events in time of a slice that is over.
+    # The clock is read before the topic. So if a slice is over, all its events that arrived in time lie before the
+    # topic's ends.
     now_ms, finals = clock(), Finals.of(final)
     pipeline, source = lake.pipeline, lake.pipeline.source
     topic, landed = topic_of(client, source), lake.events()
@@ -58,8 +60,8 @@ def read_inputs(
     if ledger is None:
         return PlanSnapshot(inputs=inputs, landed=landed, ends=ends)
     inputs = _with_entries(pipeline, replace(inputs, left=left & inputs.headers.keys()), ledger, set(asked))
-    # Nothing of this topic is landed, so there are no new late events. If there are events, they are of an earlier
-    # topic of the same name.
+    # If nothing of this topic is landed, there are no new late events. Landed events are then of an earlier topic with
+    # the same name.
     if landed is None or not ends:
         return PlanSnapshot(inputs=inputs, landed=landed, ends=ends)
     inputs, counted = count_late(pipeline, landed, last, inputs, ends, finals.newest(), finals.headers)
@@ -95,9 +97,10 @@ def _inputs(
     if first_ms is not None:
         begin_ms = max(first_ms, whole_from_ms(pipeline, landed))
         days |= set(incomplete_days(pipeline, begin_ms, now_ms, finals.by_day))
-        # The day on which the removed events end is always read, because its number of final slices may mislead.
-        # Example: events before 06:00 were removed, so 1,080 slices of a minute can become final. If 1,080 slices of
-        # the day are final, one of them may lie before 06:00, and one after 06:00 may be missing.
+        # On the day up to which events were removed, the number of final slices does not show which ones are final. So
+        # that day is always read. Example: events before 06:00 were removed, so 1,080 slices of a minute can become
+        # final. If 1,080 slices of the day are final, one of them may lie before 06:00, and one after 06:00 may be
+        # missing.
         days |= {day_of(begin_ms)} if begin_ms > first_ms else set()
     more = finals.changed_since(recent_ms) | {name[:8] for name in named}
     return PlanInputs(

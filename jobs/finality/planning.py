@@ -36,13 +36,13 @@ from jobs.pipelines.slices import Slice
 from jobs.refusal import Refusal
 
 _POLL_SECONDS = 0.2
-# Ingest lands a record a few seconds after its arrival. Waiting for it is faster than leaving it to the next run.
+# `ingest` lands a record a few seconds after its arrival. To wait is faster than to leave the slice to the next run.
 INGEST_PATIENCE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The findings of a plan, and the work of its run."""
+    """A plan, and the survey of slices from which it was made."""
 
     survey: SliceSurvey
     plan: Plan
@@ -50,7 +50,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """The state of tables and topic, and what it means for each slice."""
+    """The state of tables and topic, and the survey of slices that follows from it."""
 
     snapshot: PlanSnapshot
     survey: SliceSurvey
@@ -72,10 +72,10 @@ class Planner:
     def await_ingest(self, run: str, request: Request | None = None) -> None:
         """Take the boundaries of slices that are over, and wait until `ingest` has landed all records before them.
 
-        So the plan that follows finds these slices closed. It waits for `INGEST_PATIENCE_SECONDS` at most, and only for
-        slices that are over when it begins. Otherwise there would always be one more slice to wait for.
+        So the plan that follows finds these slices closed. The wait takes `INGEST_PATIENCE_SECONDS` at most, and is
+        only for slices that are over when it begins. Otherwise there would always be one more slice to wait for.
         """
-        # Only the survey: the plan that follows counts the events.
+        # A survey is enough here, because the plan that follows counts the events.
         waiting = self._survey(*self._read(), request).survey.waiting
         if not waiting:
             return
@@ -224,8 +224,8 @@ def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:
     """The slices with late events that this plan leaves to the next one, and that the next one would not find.
 
     Late events are counted once, and the next plan reads only recent days by itself. So it gets the names of these
-    older slices. A plan leaves slices if it is for a request, and decides about no other slice (``decides`` is False).
-    It also leaves slices that wait for `ingest`, and slices beyond the number that one run takes.
+    older slices. A plan for a request (``decides`` is False) decides only about its own slices, and leaves all others.
+    Every plan leaves slices that wait for `ingest`, and slices beyond the number that one run takes.
     """
     inputs, surveyed, last = found.snapshot.inputs, found.survey, found.snapshot.counted_before
     names = {*inputs.late, *(last.undecided if last else ())}

@@ -1,4 +1,4 @@
-"""Publishing: one commit per group of adjacent slices, then the topic, then the ledger. Safe to run again.
+"""Publishes slices: first a commit per group of adjacent slices, then the topic, then the ledger. Safe to run again.
 
 If a run is killed after its commit, the next run does the rest: the headers show which slices are published.
 """
@@ -111,7 +111,8 @@ def publish(
 def _too_early(pipeline: Pipeline, name: str, now_ms: int) -> str | None:
     """Return why a slice is not over yet, or None if it is.
 
-    Such a plan was made with a wrong clock, or by an older version of Tideline, which used the clock of this machine.
+    If it is not over, the plan was made with a wrong clock. Or an older version of Tideline made it, which used the
+    clock of the machine.
     """
     why = why_early(pipeline, slice_named(pipeline, name), now_ms)
     return f"slice {name} is left to a later run, since by the broker's clock {why}" if why else None
@@ -123,7 +124,8 @@ def _commit(
     """Publish in one commit per group of adjacent slices.
 
     Returns:
-        the reasons why slices were not published: those that another run took, and those with unreadable present rows.
+        slice -> why it was not published. First the slices that another run has published, then the slices whose served
+        rows cannot be read.
     """
     overtaken: dict[str, str] = {}
     unreadable: dict[str, str] = {}
@@ -219,7 +221,8 @@ def announce(
     """Send slices to the topic first, then write the ledger. So a slice that the ledger calls final needs nothing more.
 
     Returns:
-        the version of each slice, the slices that no other run has taken since, and the number of messages sent.
+        the version of each slice, the slices that have not moved on since (`is_superseded`), and how many messages were
+        sent.
     """
     names, still_newest, sent = sorted(slices), list[str](), 0
     headers = final.headers({name[:8] for name in names})

@@ -83,7 +83,7 @@ def _counts(events: DataFrame, pipeline: Pipeline, slices: Sequence[Slice]) -> d
 
 
 def read_events(spark: SparkSession, lake: PipelineLake, version: int, slices: Iterable[Slice]) -> DataFrame:
-    """The accepted events that can touch windows of these slices, at one version of their table."""
+    """The accepted events that can fall into windows of these slices, at one version of their table."""
     source, window = lake.pipeline.source, lake.pipeline.window
     landed = lake.events(version)
     if landed is None and lake.events() is None:

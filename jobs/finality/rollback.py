@@ -52,7 +52,7 @@ def roll_back(
 
 
 def earlier(lake: PipelineLake, final: FinalTable, slice_: str, version: int) -> tuple[Header, pa.Table]:
-    """Return the header and rows of a version of a slice. Refused if the table's log or files of it are gone."""
+    """Return the header and rows of a version of a slice. Refused if the table's log no longer has the version."""
     pipeline, table_version = lake.pipeline, final.published_at(slice_, version)
     then = lake.final(table_version) if table_version is not None else None
     header = then.headers({slice_[:8]}).get(slice_) if then else None
@@ -63,7 +63,7 @@ def earlier(lake: PipelineLake, final: FinalTable, slice_: str, version: int) ->
             f"FINAL_VERSIONS_KEPT_DAYS={KeptDays.from_env().final_versions} days"
         )
     rows = then.rows(slice_)
-    # If the columns have changed since this version was published, its rows have another checksum.
+    # If the columns have changed since this version was published, the checksum over today's columns is another one.
     same = then.has_columns_of_now(slice_)
     return header if same else replace(header, checksum=checksum(pipeline, rows)), rows
 

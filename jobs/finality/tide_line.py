@@ -21,7 +21,7 @@ class Finals:
 
     @classmethod
     def of(cls, table: FinalTable | None) -> Self:
-        """Look at a table, which may not exist yet."""
+        """Count the final slices of a table by day; ``table`` is None if nothing was ever published."""
         return cls(table=table, by_day=table.slices_by_day() if table else {})
 
     def headers(self, days: Collection[str]) -> dict[str, Header]:
@@ -57,9 +57,9 @@ def whole_from_ms(pipeline: Pipeline, landed: Landed | None) -> int:
 def first_event_ms(pipeline: Pipeline, landed: Landed | None, finals: Finals) -> int | None:
     """Where the slices of a pipeline begin; None if it has no events and no final slices.
 
-    That is the time of the first landed event. If old events were removed, slices that have lost some do not count:
-    then it is the begin of the first slice that has all its events. If a final slice begins before that, it is the
-    begin of the first final slice.
+    That is the time of the first landed event, with two exceptions. If old events were removed, it is the begin of the
+    first slice that still has all its events. If a final slice begins even earlier, it is the begin of the first final
+    slice.
     """
     event_ms, first = landed.first_ms() if landed else None, finals.first()
     if landed and event_ms is not None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Rows that a person may still approve are kept as long as the records of the source's topic.
 KEPT_SECONDS = 7 * 24 * 3600
 _GONE = "gone"
-# Airflow repeats a task that was killed after its work was done, but before it could report this.
+# An ended run's folder stays this long, because Airflow repeats a task that was killed before it reported success.
 ENDED_KEPT_SECONDS = 3600
 # A pipeline has one run at a time. So if newer runs have planned all slices of a run, that run was killed. It is given
 # up when its plan is this old.
@@ -156,12 +156,13 @@ class RunFolder:
             raise Refusal(f"run folder {self.path} holds no plan: it was removed; clear the task plan of the run")
         work = tuple(Work(**{**item, "boundary": _boundary(item["boundary"])}) for item in read["work"])
         offsets = {int(partition): end for partition, end in read["offsets"].items()}
-        # Earlier versions of Tideline call them untold. A run that was planned by one goes on after an update.
+        # Earlier versions of Tideline wrote the key `untold`. A run that such a version has planned goes on after an
+        # update.
         unannounced = read.pop("untold", ()) or read.get("unannounced", ())
         return Plan(**{**read, "work": work, "offsets": offsets, "unannounced": tuple(unannounced)})
 
     def keep_staged(self, staged: Mapping[str, StagedSlice], failed: Mapping[str, str] | None = None) -> None:
-        """Take the rows that tries have staged. ``failed``: the reasons for slices that could not be computed."""
+        """Record which staged rows the run may publish. ``failed``: slice that could not be computed -> the reason."""
         slices = {name: asdict(slice_) for name, slice_ in staged.items()}
         self._write("staged", {"slices": slices, "failed": dict(failed or {})})
 
@@ -209,7 +210,7 @@ class RunFolder:
         return self._read("verdicts")
 
     def keep_replaced_windows(self, slice_: str, windows: pa.Table) -> None:
-        """Store, before a slice is replaced, windows that its next version may lack. Those then need tombstones."""
+        """Store the windows of a slice before it is replaced. Those that the next version lacks need tombstones."""
         folder = self.path / _GONE
         make_folder(folder)
         with whole(folder / f"{slice_}.parquet") as new:
@@ -305,9 +306,9 @@ def discard_old(lake: "PipelineLake", *, gives_up: bool, but: RunFolder | None =
 def old_runs(lake: "PipelineLake", *, gives_up: bool) -> list[Folder]:
     """The folders of runs that are not needed any more.
 
-    ``gives_up``: also those of killed runs that are a week old. Only a plan that decides about the slices of these runs
-    may ask for this. Example: a slice of last year was restated, and its run was killed. Until a plan has taken the
-    slice again, only the folder of the killed run shows that it must be computed.
+    ``gives_up``: also those of runs that have not ended for a week, such as killed ones. Only a plan that decides about
+    the slices of these runs may ask for this. Example: a slice of last year was restated, and its run was killed. Until
+    a plan has taken the slice again, only the folder of the killed run shows that the slice must be computed.
     """
     root, report = _root(lake), report_of(lake.root)
     found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 _Result = TypeVar("_Result")
 
-# Each failing slice costs some starts of Spark. Further ones are left to the next run.
+# Each failing slice costs some starts of Spark. If more slices than this fail, the others are left to the next run.
 MAX_FAILING = 5
 
 
@@ -30,9 +30,10 @@ def isolate(slices: Sequence[str], compute: Callable[[Sequence[str]], _Result]) 
         compute: computes a group of them at once, and raises a `ComputeError` if that fails.
 
     Raises:
-        ComputeError: no slice can be computed now, as in an outage, so no slice is blamed. To find this out, the last
-            slice is computed after two failures without a result. After a failure at the end, a slice that was
-            computed before is computed again. The error is raised if that fails, or if no slice was ever computed.
+        ComputeError: no slice can be computed now, as in an outage, so no slice is blamed. Two tests find this out. If
+            two slices fail and there is no result yet, the last slice is computed. If the last group fails, a slice
+            that was computed before is computed again. The error is raised if a test fails, or if no slice was ever
+            computed.
 
     >>> def compute(group):
     ...     if "c" in group:

@@ -22,7 +22,7 @@ from jobs.storage.parquet import files_in, footer
 
 log = logging.getLogger(__name__)
 
-# The process that waits for a job's end, as `process_words` writes it.
+# The environment variable that tells a job which process waits for its end. `process_words` makes its value.
 TASK_VARIABLE = "TIDELINE_TASK"
 _LOOK_SECONDS = 1.0
 
