@@ -71,7 +71,7 @@ def check_served(
     Args:
         pipeline: its checks are applied.
         windows: the current rows, as `audit` takes them.
-        freshness_seconds: the age of the newest window; none if there is nothing that could be old.
+        freshness_seconds: how far the newest micro-batch is behind the newest landed event; None if one is missing.
         allowed_seconds: the largest age that is allowed.
         changed: the final slices that no longer have the published checksum.
         repeated: how many windows are served more than once.
