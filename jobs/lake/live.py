@@ -58,7 +58,7 @@ class Live:
         return dict(self.note.ends.get(topic, {})) if self.note else {}
 
     def begins(self, topic: str) -> dict[int, int]:
-        """Return the offsets at which the stream began: those of its first micro-batch, or before that of the reset.
+        """Return where the stream began: at the starts of its first batch, or at the reset if there is no batch yet.
 
         A partition that was added later is absent: it began at 0.
         """

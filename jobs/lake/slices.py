@@ -101,8 +101,8 @@ def is_of(computed: Header | LedgerLine, entry: LedgerLine | None) -> bool:
 def is_superseded(computed: Header | LedgerLine, entry: LedgerLine | None) -> bool:
     """Whether a slice has moved on since a run computed it (``computed``), by the slice's newest line (``entry``).
 
-    It has if that line is about a later version, or if another run has made the same version final. Then the run of
-    ``computed`` must not write a line. Its line would be the newest one, and would hide the state of the slice.
+    It has moved on if that line is about a later version, or if another run has made the same version final. Then the
+    run of ``computed`` must not write a line. Its line would be the newest one, and would hide the slice's state.
 
     In the example the run has computed version 2. If another run only audits version 2, the slice has not moved on.
 

@@ -184,7 +184,7 @@ class TableWriter(FencedTable):
                 remove(folder)
 
     def _adopt(self, schema: pa.Schema) -> None:
-        """Write these columns from now on. A table without rows gets them; a table whose rows differ is refused."""
+        """Write these columns from now on. A table without rows gets them; rows with other columns are refused."""
         wanted = Schema.from_arrow(schema)
         if not files_with_sizes(self._table):
             self._adapts = wanted != self._schema

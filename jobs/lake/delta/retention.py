@@ -1,4 +1,4 @@
-"""Deletion from a table's folder: files and empty folders that no version within the table's retention needs.
+"""Finds and deletes the files and empty folders of a table that no version within the table's retention needs.
 
 The Delta library is only used to list the files. Its own deletion would also commit to the log, even after a successor
 has taken over the table. The list has every file that no kept version names, also files that a crash left behind before

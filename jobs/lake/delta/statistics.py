@@ -1,4 +1,4 @@
-"""The statistics of a file in a table's log. By them readers skip files that cannot have the rows they want."""
+"""The statistics of a file in a table's log. Readers use them to skip files that cannot have the rows they want."""
 
 from collections.abc import Mapping
 from datetime import datetime
