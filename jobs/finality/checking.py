@@ -34,7 +34,7 @@ _SAMPLE = 100
 
 
 def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
-    """Judge the rows that are served now. A critical failure opens an incident, and a check without any closes it."""
+    """Judge the rows that are served now. A critical failure opens an incident; without such a failure it is closed."""
     now_ms, served_lake = round(time.time() * 1000), Lake(lake.root)
     pipeline, final = lake.pipeline, lake.final()
     changed = [header.slice for header in sample(final, pipeline, now_ms) if is_changed(final, pipeline, header)]
