@@ -1,7 +1,7 @@
 """Checks every ten minutes the rows that a pipeline serves, one DAG for each pipeline.
 
-- Live windows pass the pipeline's checks, and no window is there twice.
-- The newest live window is not older than it should be.
+- Live windows pass the pipeline's checks, and no window is served twice.
+- The newest micro-batch of the stream is not too far behind the newest landed event.
 - Final slices still have the checksums with which they were published. Each run checks all slices of the last day, and
   a hundred older ones in turns.
 

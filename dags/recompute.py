@@ -1,14 +1,15 @@
 """Makes slices final, one DAG for each pipeline: it recomputes, audits and publishes them.
 
-A slice is an interval of event time. It is due when it is over and nothing more can come in time. The run computes its
-windows from all landed events, while the stream may have missed late ones.
+A slice is an interval of event time. It is over when no event for it can come in time any more, and due when `ingest`
+has also landed all records before that. The run computes its windows from all landed events, while the stream may have
+missed late ones.
 
 - `plan` takes all slices that are due, also those that earlier runs missed or did not make final. So a run after a
   weekend without Airflow fills the whole gap.
 - `recompute` computes their windows in one Spark job.
 - `audit` judges the staged rows with the pipeline's checks.
 - `publish` replaces live rows by the rows of the slices that passed. Adjacent slices are published in one commit.
-- `all_final` succeeds if no planned slice is left.
+- `all_final` makes the run fail if a slice was blocked.
 
 **On.** Unpause the DAG. Airflow starts one run for each slice when the slice is over. The slice is the partition of its
 run.

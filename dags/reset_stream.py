@@ -7,7 +7,7 @@ change. `ingest` keeps its rows and only moves forward; the records that it skip
 - *earliest*: the first record that the topic still has.
 - *latest*: the records that arrive from now on.
 - *timestamp*: the first record that arrived at or after `timestamp`.
-- *landed*: the offsets up to which `ingest` has landed the topic. It hands a stream over to a changed definition.
+- *landed*: the offsets up to which `ingest` has landed the topic. Use it to hand a stream over to a changed definition.
 
 `sources` is for `ingest` only; an empty list means all.
 

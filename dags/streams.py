@@ -22,8 +22,8 @@ then `tideline query "select * from rolling_sum limit 5"`. By hand: `python -m j
 **Recovery.**
 - A driver that was killed counts as dead ten seconds after its last heartbeat. A dead or failed driver is started
   again: after 5 s at first, and after up to 5 minutes when it fails again and again.
-- Five failures in a row are a crash loop. The run fails with the cause, an incident is opened, and the next tries
-  follow every few minutes.
+- Five failures in a row are a crash loop. The run fails with the cause, and an incident is opened. After that, each run
+  of the DAG waits up to five minutes, and then starts one driver.
 - A driver that runs but makes no step is *stalled*. An incident is opened, and the driver is left running.
 
 **Triage.** The links of the task lead to the stream's state, to its Spark UI and to the driver's log. A failed try

@@ -6,7 +6,7 @@ from jobs.refusal import Refusal
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since 1970 of an ISO 8601 time. A time without an offset is UTC, as everywhere.
+    """Milliseconds since 1970 of an ISO 8601 time. A time without an offset is in UTC.
 
     >>> parse_time("1970-01-01T00:01:00")
     60000

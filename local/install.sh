@@ -26,7 +26,7 @@ find_python() {
     refuse "Python 3.11, 3.12 or 3.13 is needed, found ${PYTHON:-$found}: install one and name it, e.g. make install PYTHON=python3.11"
 }
 
-# Sets `uv`. It prints nothing to be substituted: a step in a subshell could not end in order at Ctrl-C.
+# Sets the variable `uv`. It is not called as $(find_uv), since a step in a subshell could not end in order at Ctrl-C.
 find_uv() {
     private=.tideline/uv
     uv=$(command -v uv) || uv=$private/bin/uv

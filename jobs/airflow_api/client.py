@@ -26,7 +26,7 @@ class AirflowApi:
     url: str
     username: str
     password: str = field(repr=False)
-    # The address of its web pages for people, if it is another.
+    # The address of its web pages for people; if it is not given, it is `url`.
     pages: str = ""
 
     @classmethod

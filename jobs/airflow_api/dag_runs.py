@@ -51,7 +51,7 @@ def _require_running(api: AirflowApi, dag_id: str) -> None:
 
 
 def _progress(api: AirflowApi, dag_id: str, run_id: str, state: str) -> str:
-    """The present step of a run. It is `queued` while another run of its DAG is under way."""
+    """The tasks of a run that are running now, or else its state, which is `queued` while another run is under way."""
     if state == "queued":
         return "queued"
     under_way = [task["task_id"] for task in api.task_instances(dag_id, run_id) if task["state"] == "running"]

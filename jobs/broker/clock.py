@@ -27,7 +27,7 @@ _ANSWER_MS = ADMIN_TIMEOUT_MS // 2
 
 @contextmanager
 def broker_clock(client: KafkaAdminClient, kafka: KafkaSettings) -> Iterator[Clock]:
-    """A clock to read any number of times, within `kafka.admin`; refused while this machine's own clock is wrong."""
+    """Yield a clock that can be read any number of times. A read is refused while this machine's own clock is wrong."""
     # Without this check a producer would make the broker create the topic, with other settings.
     require(client, [CLOCK.name])
     producer = KafkaProducer(

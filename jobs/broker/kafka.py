@@ -32,7 +32,7 @@ logging.getLogger("kafka").setLevel(logging.WARNING)
 
 @dataclass(frozen=True, kw_only=True)
 class TopicState:
-    """A topic at one moment; ``latest`` includes open transactions (read_uncommitted)."""
+    """A topic at one moment; ``latest`` counts the records of open transactions, too (read_uncommitted)."""
 
     cluster_id: str
     topic_id: str

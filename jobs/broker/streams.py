@@ -16,8 +16,9 @@ _FETCH = {
     "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
     "kafka.max.poll.records": "20000",
     "kafka.receive.buffer.bytes": str(1024 * 1024),
-    # By default a dead broker is asked for its partitions' offsets for a minute, though another leads them after ten
-    # seconds. Here it is asked for 15 seconds, and then the new leader. All attempts together take as long as before.
+    # By default Spark asks a dead broker for offsets for a minute, although another broker leads its partitions after
+    # ten seconds. With these values it asks the dead broker for 15 s, and then the new leader. It tries more often, so
+    # it gives up as late as before.
     "kafka.request.timeout.ms": "15000",
     "kafka.default.api.timeout.ms": "15000",
     "fetchOffset.numRetries": "12",
@@ -32,7 +33,11 @@ _PRODUCE = {
 def read(
     spark: SparkSession, kafka: KafkaSettings, topic: str, *, max_offsets: int, begins: Mapping[int, int]
 ) -> DataFrame:
-    """A topic's committed records as a stream; ``begins`` (all partitions, or none) is used without a checkpoint."""
+    """A topic's committed records as a stream.
+
+    ``begins`` has an offset for every partition, or it is empty and the stream begins at the earliest records. Spark
+    uses it only if the stream has no checkpoint yet.
+    """
     return (
         spark.readStream.format("kafka")
         .options(**spark_options(kafka), **_FETCH)

@@ -42,7 +42,7 @@ class Actual:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One change of a topic, or none, with the reason; ``configs`` are those that an ALIGN sets."""
+    """One change of a topic, or none, with the reason; ``configs`` are those that the action ALIGN sets."""
 
     topic: Topic
     action: Action

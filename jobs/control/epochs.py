@@ -18,7 +18,8 @@ BEAT_SECONDS = 2.0
 STALE_SECONDS = 6.5
 LOOK_ON_SECONDS = 2.5
 DEAD_SECONDS = 10.0
-# The time allowed from Airflow's lease to the driver's own first heartbeat: a JVM and a Python start on a busy machine.
+# The time allowed from the moment when Airflow takes the lease for a driver to the driver's own first heartbeat. A JVM
+# and Python start in that time, perhaps on a busy machine.
 LAUNCH_SECONDS = 300.0
 # The time allowed from that heartbeat to the driver's first query.
 START_SECONDS = 600.0
@@ -120,7 +121,8 @@ class Beat:
 class Stop:
     """A request to end after the micro-batch under way; with ``drain``, first to read all records that wait now.
 
-    ``seconds`` is how long the driver may take. After that it is killed, but a draining driver first stops undrained.
+    ``seconds`` is how long the driver may take. After that it is killed. A driver that drains first stops without
+    having drained, and gets `STOP_SECONDS` more for that.
     """
 
     time: float
@@ -216,7 +218,8 @@ class Health(StrEnum):
 def health(epoch: Epoch, now: float, *, gone: bool = False) -> Health:
     """The state of an epoch; ``gone`` means that its process has certainly ended.
 
-    A last sign in the future counts as one equally far in the past, because clocks differ and are corrected.
+    A last sign in the future counts as one equally far in the past, because clocks differ and are corrected. Example: a
+    heartbeat whose time is 3 s ahead of ``now`` counts as 3 s old.
     """
     if epoch.receipt:
         return Health.STOPPED if epoch.receipt.clean else Health.FAILED

@@ -19,7 +19,7 @@ _FOR_EVER_MS = 2**62
 
 
 def say_needed(lake_root: Folder, job: str, from_ms: int) -> None:
-    """Write the time from which a job needs events, but only a new hour: events are removed by whole hours."""
+    """Write the hour from which a job needs events, if it has changed. Events are removed by whole hours."""
     control, from_ms = Control.of(lake_root, job), max(0, from_ms - from_ms % HOUR_MS)
     if _said(control) != from_ms:
         control.documents.replace(EVENTS_NEEDED, {"from_ms": from_ms})

@@ -136,7 +136,8 @@ class Control:
             self._refuse_if_alive(last)
         taken = {"time": time.time(), "owner": asdict(owner), "launched": launched}
         created = self.documents.create(_name("lease", last + 1), taken)
-        # If this process was suspended since `newest`, the name may be free again because its lease was pruned.
+        # If this process was suspended after it read `last`, newer epochs may have come. Then the lease of this number
+        # may be pruned already, and its name is free again.
         if not created or self.newest() > last + 1:
             raise Refusal(
                 f"another driver of {self.job!r} started at the same moment and holds the lease: this start ends"

@@ -94,7 +94,11 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True)
 class Unsent:
-    """A message that is due: the word it is about, the newest word it covers, and the channels that have sent it."""
+    """A message that is due.
+
+    ``number`` is that of the word which the message is about, and ``newest`` that of the last word which it covers.
+    ``sent`` has the channels that have sent it, and ``attempts`` the number of each channel's newest attempt.
+    """
 
     incident: Incident
     number: int

@@ -8,7 +8,7 @@ An incident is a series of small documents, and a reader combines them:
     dag.DAG.seen                a DAG's newest failed run that has an incident; one document for each DAG
 
 At most one message is due per incident: that it is open, or that it is over. If an incident is over before the message
-about its opening was sent, one message is sent. It reports the end and repeats the text before it.
+about its opening was sent, only one message is sent. It reports the end, and repeats the newest text about the problem.
 """
 
 import re
@@ -23,7 +23,7 @@ from jobs.pipelines.layout import INCIDENTS
 from jobs.storage.documents import UNREADABLE, Documents, Report
 from jobs.storage.folders import Folder
 
-# News of an open incident is kept once an hour: an incident that repeats every few minutes needs no more lines.
+# News about an open incident is stored once an hour at most, because some incidents get news every few minutes.
 _NEWS_SECONDS = 3600.0
 # A claim of this age without a sent message is void. Every channel sends, or gives up, in far less time.
 CLAIM_SECONDS = 600.0
@@ -107,7 +107,7 @@ class Incidents:
     def still_open(self, *prefixes: str) -> list[Incident]:
         """The open incidents with a key that begins with one of the prefixes."""
         rows = [row for row in self._rows().values() if row.key.startswith(prefixes)]
-        # The closed ones only grow in number, so of each only the last word is read.
+        # Most incidents are closed, and there are more and more of them. So only the last word of each is read.
         still = [row for row in rows if (last := self._last(row)) and not last.closes]
         return self._folded(still, lambda incident: not incident.closed)
 
@@ -119,7 +119,7 @@ class Incidents:
                 self._close(row, "the slice is final now")
 
     def discard_old(self, kept_seconds: float) -> int:
-        """Remove incidents that have been over, with all messages sent, for so long; returns the count of documents.
+        """Remove incidents that ended at least this long ago and whose messages are sent; return how many documents.
 
         The oldest incident of a key goes first: its claims, its words from the opening on, and last its `told` notes.
         So a reader meanwhile finds an incident that is over and sent, or none. If a removal is cut short, the next one

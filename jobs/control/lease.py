@@ -49,7 +49,8 @@ class Lease:
         self._beat = beat
         self._die = die or end_this_process
         self._lost_at: float | None = None
-        # By this machine's monotonic clock, because the time of day may be corrected.
+        # When the present phase began, by the monotonic clock. The time of day is not used, because it may be
+        # corrected.
         self._since = time.monotonic()
         self._stop_seen: tuple[Stop, float] | None = None
         self._ended = threading.Event()

@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 # The size of the file `SPARE`, which holds some bytes until the disk is full. Then it is deleted, since heartbeats,
 # receipts and the incident need those bytes.
 _SPARE_BYTES = 1024 * 1024
-# Work goes on when this many times the reserve is free. At the reserve itself, work would stop and go all the time.
+# Work goes on when this many times the reserve is free. If work went on at the reserve itself, it would stop again at
+# once.
 _ENOUGH = 1.2
 
 
@@ -63,7 +64,10 @@ class Room:
         return not (root / SPARE).is_file() and bool(Incidents.of(root).still_open(full_disk_key()))
 
     def _report_full_disk(self, root: Path, free: int, total: int) -> None:
-        """Open the incident, then delete the spare. Without both, it would look as if the disk had never been full."""
+        """Open the incident, and delete the spare.
+
+        Between the reserve and `_ENOUGH` times the reserve, other processes take the disk for full if both was done.
+        """
         if self._told:
             return
         incidents, sentence = Incidents.of(root), self._sentence(root, free, total)
@@ -74,7 +78,7 @@ class Room:
         self._told = True
 
     def _keep_spare(self, root: Path) -> None:
-        """Close the incident and restore the spare. To any process a missing spare means: it may be open."""
+        """Close the incident and restore the spare. A missing spare tells any process that the incident may be open."""
         if self._told is False and (root / SPARE).is_file():
             return
         Incidents.of(root).close(

@@ -1,4 +1,4 @@
-"""The lease of a batch job for the time of one write. Whoever wants to write meanwhile waits."""
+"""The lease of a batch job for the time of one write. Other writers wait meanwhile."""
 
 import time
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
 
 def _acquire(lake_root: Folder, job: str) -> Lease:
     control = Control.of(lake_root, job)
-    # Checked here, too: if the store lacks this, waiting does not help.
+    # Checked before the wait for the lease: if the store cannot create exclusively, waiting does not help.
     control.documents.require_exclusive_create()
     deadline = time.monotonic() + LEASE_PATIENCE_SECONDS
     while True:

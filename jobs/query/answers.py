@@ -42,7 +42,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """The same for a text of several lines. The line breaks stay."""
+    """The text of several lines with its control characters spelled out. The line breaks stay."""
     return _STEERING_IN_LINES.sub(_spelled, text)
 
 

@@ -22,7 +22,8 @@ TELLING = frozenset(
         "write_log",
     }
 )
-# The names of DuckDB's own views begin so. Those of information_schema do not, and reveal nothing of the machine.
+# The names of DuckDB's own views begin with one of these. The views of information_schema have other names, and reveal
+# nothing of the machine.
 CATALOG = ("duckdb_", "pg_", "pragma_", "sqlite_")
 _DESCRIBED = {"DESCRIBE", "SUMMARY"}
 # DuckDB's own parser finds every name in a query, however it is quoted or nested.

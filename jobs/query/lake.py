@@ -80,7 +80,8 @@ class Lake:
         self._tables = tables()
         self._relations = relations()
         self._opened: dict[str, DeltaTable] = {}
-        # Final rows are served also where no stream has ever run.
+        # Live table -> final table of the same pipeline. If only the final table exists, the live table counts as
+        # empty.
         self._live = {table_name(p.live_table): table_name(p.final_table) for p in PIPELINES.values()}
         self._schemas = _schemas()
 
@@ -99,7 +100,7 @@ class Lake:
     def _ask(self, sql: str, limits: QueryLimits) -> Iterator[Answer]:
         sizes = {"memory_limit": f"{limits.memory_mb}MiB", "threads": str(limits.threads)}
         with duckdb.connect(config=_SAFE | sizes) as database, _Limiter(database, limits, self._last_resort) as limiter:
-            # Not set in the configuration, because DuckDB loads the time zones a moment after reading that.
+            # Set here and not in the configuration, because DuckDB reads that before it has loaded the time zones.
             database.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
             with limiter.running():
                 _require_one_select(database, sql)
@@ -152,7 +153,7 @@ class Lake:
         return True
 
     def _rows(self, name: str) -> ds.Dataset | pa.Table | None:
-        """The rows of a table; no rows if the table does not exist yet, but a definition gives its columns.
+        """The rows of a table. A table that does not exist yet is empty if a definition gives its columns.
 
         None if a table is missing and no definition gives its columns, such as `events/numbers`. None, too, for a live
         table if the final table is missing as well. Then the query says which job has never run.
@@ -215,7 +216,7 @@ def _require_one_select(database: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def _distinct(columns: Sequence[str]) -> list[str]:
-    """Number the columns of one name, which a join may give, because rows are written by name."""
+    """Add a number to the name of a column if another has this name, as after a join. Rows are written by name."""
     names: list[str] = []
     for name in columns:
         numbered = (f"{name}_{number}" for number in count(1))

@@ -139,8 +139,8 @@ class _Watch:
         self._lease = lease
         self._ends = ends
         self._drain_to: Offsets | None = None
-        # The request to drain, and when it was first seen here. By this machine's monotonic clock, because the time of
-        # day may be corrected, and the request has that of another machine.
+        # The request to drain, and when this driver saw it first, by the monotonic clock. The time in the request is
+        # not used: it comes from another machine, and a time of day may be corrected.
         self._asked: tuple[Stop, float] | None = None
         self._shown_at = 0.0
         now = time.time()

@@ -1,7 +1,7 @@
 """All streaming jobs together: show their states, and start, stop or restart them.
 
-A DAG in Airflow says whether its stream is wanted: it is paused or not. The control folder has the stream's real state.
-To stop, the DAG is paused first; only then the driver is asked to end.
+A stream is wanted if its DAG in Airflow is not paused. The control folder has the stream's real state. To stop a
+stream, its DAG is paused first; only then its driver is asked to end.
 """
 
 import time

@@ -79,7 +79,7 @@ def _run_queries(
         events = landed(records, source)
         checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
         path, schema = settings.lake_root / source.events_table, streams.arrow_schema(events)
-        # Check the lease first, because opening a table may change it.
+        # Check the lease before the table is opened, because opening may write to the table.
         lease.check()
         batches = MicroBatches(
             job=INGEST,

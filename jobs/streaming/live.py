@@ -101,7 +101,7 @@ def _run_query(
         return rows + 1
 
     path, schema = settings.lake_root / pipeline.live_table, live_schema(pipeline)
-    # Check the lease first, because opening a table may change it.
+    # Check the lease before the table is opened, because opening may write to the table.
     lease.check()
 
     batches = MicroBatches(
@@ -129,7 +129,7 @@ def _run_query(
 
 
 def _batches_kept(pipeline: Pipeline) -> timedelta:
-    """How long rows about micro-batches are kept, since an account needs them.
+    """How long rows about micro-batches are kept: as long as an account may need them.
 
     An accepted event can reopen its slice until the horizon has passed. A day is added, because an account may be
     delayed.

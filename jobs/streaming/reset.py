@@ -1,6 +1,6 @@
 """Reset a streaming job: choose where its next checkpoint begins, and clear or keep its rows. Plans first.
 
-The rows of a live table are cleared. The rows of `ingest` stay: it only goes forward, and books skipped records as
+The rows of a live table are cleared. The rows of `ingest` stay: it only goes forward, and notes skipped records as
 lost. First a commit of the table says where the next checkpoint begins; only then the old checkpoint is put aside. If
 the reset is interrupted between the two, table and checkpoint disagree. Then a start is refused until the reset is done
 again.
@@ -109,7 +109,7 @@ def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
 def _plan(
     settings: Settings, client: KafkaAdminClient, request: Request, notes: Mapping[str, Note | None]
 ) -> ResetPlan:
-    """Plan from the newest notes of the tables. For a reset, they are those on which its commits will build."""
+    """Plan from the newest notes of the tables. When a reset is carried out, its commits follow exactly these notes."""
     queries = list(_queries(request))
     topics = require(client, [query.source.name for query in queries])
     resets = (

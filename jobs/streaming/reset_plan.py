@@ -141,7 +141,7 @@ class QueryReset:
         return f"{query.source.name}: {rows}{lost}{aside}"
 
     def loss(self, words: str) -> str | None:
-        """A sentence that names every range booked as lost, or None; ``words`` are the target of the reset."""
+        """A sentence that names every range noted as lost, or None; ``words`` are the target of the reset."""
         source, gaps = self.query.source.name, [move for move in self.moves if self._booked(move)]
         ranges = ", ".join(
             f"partition {move.partition} [{move.start - move.passed_over}, {move.start})" for move in gaps

@@ -15,7 +15,7 @@ from jobs.refusal import Refusal
 
 # Spark's number for the earliest offset.
 EARLIEST = -2
-# The options that the state in a checkpoint depends on, beside the definition, and the setting that changes each.
+# Spark's options on which the state in a checkpoint depends, each with the setting by which a user changes it.
 _BOUND = {
     "spark.sql.shuffle.partitions": "SPARK_SHUFFLE_PARTITIONS",
     "spark.sql.streaming.stateStore.providerClass": "spark.sql.streaming.stateStore.providerClass",
@@ -64,7 +64,11 @@ class CheckpointProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A topic when the start was allowed. A stream that has planned nothing yet begins at ``reset_to``."""
+    """Where a stream without a checkpoint begins, and the topic as it was when the start was allowed.
+
+    ``reset_to``: the end offsets in the newest note of the table; empty if the table has no note. For a stream without
+    a checkpoint, this is the note of a reset.
+    """
 
     topic: TopicState
     reset_to: Mapping[int, int]
@@ -76,7 +80,7 @@ class Start:
 
     @property
     def begins(self) -> dict[int, int]:
-        """An offset for every partition, as Spark requires, or an empty dict without a note of the table.
+        """An offset for every partition, as Spark requires; empty if the table has no note.
 
         >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=2, earliest={0: 5, 1: 0}, latest={0: 90, 1: 9})
         >>> Start(topic=topic, reset_to={0: 40}).begins, Start(topic=topic, reset_to={}).begins

@@ -53,8 +53,9 @@ def records(
 ) -> Iterator[Record]:
     """Records, byte for byte the same for the same arguments: one per ``step_ms`` of event time from ``start_ms`` on.
 
-    An event is up to 200 ms older than that. Without ``start_ms`` an event happens when it is drawn, by the clock.
-    Then one line in ten that is not late carries no header; the rest stays the same. Without ``count`` there is no end.
+    An event is up to 200 ms older than that. Without ``start_ms`` an event happens when it is drawn, by the clock. Then
+    one in ten records of `lines` has no header with its event time, unless that time is late or broken. All else stays
+    the same. Without ``count`` there is no end.
 
     Three arguments are shares of all records. A ``late`` record is older by 2 seconds to 10 minutes. A ``duplicate``
     repeats one of the last 64. A ``corrupt`` record cannot be parsed (one of `jobs.traffic.corruption.kinds`).

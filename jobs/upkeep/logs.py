@@ -72,7 +72,7 @@ def _discard(files: Iterable[Path], before: float) -> list[int]:
 
 
 def trim(*folders: Path) -> Removed:
-    """Begin logs that are too large anew. The old content stays beside each log until the next time.
+    """Empty logs that are too large. The old content stays beside each log until the log is emptied again.
 
     The processes append to their logs, so they go on at the new end. Lines that are written meanwhile may be lost.
     """

@@ -81,7 +81,7 @@ def _older(folders: Iterable[Folder], kept_seconds: float) -> Iterator[int]:
 
 
 def _put_there(each: Folder) -> float:
-    """When a file or folder was put there. Moving it on a disk does not change the time of its last write."""
+    """When a file or folder was put there. A move on a disk keeps the time of the last write, but sets `st_ctime`."""
     if isinstance(each, Path):
         seen = each.stat(follow_symlinks=False)
         return max(seen.st_mtime, seen.st_ctime)

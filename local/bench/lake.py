@@ -132,7 +132,7 @@ class MadeLake:
             headers = [self.header(slice_, rows=WINDOWS * keys, as_of_ms=as_of_ms, end=end) for slice_ in slices]
             files = stage_windows(final, headers, keys)
             final.publish([Publication(header=h, files=(file,)) for h, file in zip(headers, files, strict=True)])
-            # As many publishes would have left a checkpoint, since every 50th writes one.
+            # That many publishes would have left a checkpoint of the log, since every 50th commit writes one.
             DeltaTable(str(final.path)).create_checkpoint()
             boundary = Boundary(topic_id=self.topic.topic_id, ends=self._ends(end))
             taken = LedgerLine(slice="", state=State.FINAL, at_ms=as_of_ms, run="made-up", boundary=boundary)

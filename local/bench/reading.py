@@ -1,4 +1,4 @@
-"""How long a publish takes, and what readers wait for, by the number of final slices."""
+"""How long a publish takes, by the number of its rows, and how long queries take, by the number of final slices."""
 
 import time
 

@@ -121,7 +121,7 @@ def _fresh_windows(lake: Lake, name: str, began: datetime) -> int:
 
 
 def _wait_for_final(api: AirflowApi, lake: Lake, tell: Tell) -> None:
-    """Wait for a final slice. It is over a minute after its end, by its allowed lateness, and final a run later."""
+    """Wait for a final slice. A slice is over about a minute after its end, and final when the next run has ended."""
     began = datetime.now(UTC)
     deadline = time.monotonic() + _FINAL_SECONDS
     dag_id = PIPELINES[FINAL].recompute_job

@@ -40,7 +40,7 @@ def prepare(folder: Path, *, report: Report = silent) -> bool:
 
 
 def _made_for() -> str:
-    """A digest of what an archive is valid for: one Java, and one class path, which is where pyspark is installed."""
+    """A digest of all that an archive is valid for: the Java, the environment, the version of pyspark, the lesson."""
     java = find_java()
     release = (java.home / "release").read_bytes() if (java.home / "release").exists() else b""
     lesson = Path(__file__).with_name("lesson.py").read_bytes()

@@ -86,7 +86,7 @@ class Airflow:
         return AirflowApi(url=settings.airflow_url, username=settings.airflow_user, password=self.password())
 
     def password(self) -> str:
-        """The admin's password: the setting, else a password that is drawn once."""
+        """The admin's password: the setting, else a password that is generated once."""
         return self.settings.airflow_password or self._secrets()["password"]
 
     def environment(self) -> dict[str, str]:

@@ -68,8 +68,8 @@ def commands(kept_days: int, now: datetime) -> Iterator[tuple[str, ...]]:
     """
     before = (now - timedelta(days=kept_days)).isoformat()
     streams = ",".join(map(dag_id_of, STREAMS))
-    # If DAGs are named, Airflow fails on the table of deadlines, which has no DAG names, and goes on. So only the other
-    # command reports failures. It cleans the table of deadlines too.
+    # If DAGs are excluded, Airflow fails on the table of deadlines, which has no ids of DAGs, and goes on. So only the
+    # second command is asked to report failures. It cleans the table of deadlines, too.
     for tables, more in (
         (_OF_RUNS, ("--exclude-dag-ids", streams)),
         (_OTHERS, ("--error-on-cleanup-failure",)),

@@ -37,7 +37,7 @@ def status_table(parts: Sequence[PartState]) -> Table:
 
 
 def as_rows(parts: Sequence[PartState]) -> list[dict[str, Any]]:
-    """The same rows for programs."""
+    """The parts as rows, for programs."""
     return [vars(part) | {"started": part.started and part.started.isoformat()} for part in parts]
 
 

@@ -51,7 +51,7 @@ class PartState:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong with it. It is not wrong if no job runs."""
+        """Whether nothing is wrong with the part. Nothing is wrong if no job runs."""
         return self.name == JOBS or self.state == "healthy"
 
 

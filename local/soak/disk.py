@@ -1,7 +1,7 @@
 """The disk of a soak: a quota for its lake, the use of the disk, the freed bytes, and whether the use stays flat.
 
-Rows that the tables refer to must grow with the traffic. All other files of the lake are judged: replaced files, logs
-of tables, checkpoints, documents, pages and run folders.
+The files with the present rows of tables must grow with the traffic, so they are left out. All other files of the lake
+are judged: replaced files, logs of tables, checkpoints, documents, pages and run folders.
 """
 
 import os
@@ -17,15 +17,17 @@ from deltalake import DeltaTable
 from jobs.lake.delta.reading import files_with_sizes
 from jobs.refusal import Refusal
 
-# Before this minute, all files that were replaced since the start are still kept, and merges have not yet overlapped.
+# Before this minute the use still rises: replaced files and live rows are kept for ten minutes, so few were deleted
+# yet.
 FLAT_FROM_MINUTE = 20.0
-# In the second half of the time since then, the use may be higher by this factor: it rises and falls like a saw.
+# The highest use in the second half of the time since then may be this many times the highest use in the first half.
+# The use rises and falls like a saw.
 FLAT_RATIO = 1.1
 PARTS = ("lake", "broker", "airflow", "logs")
 _FREED = re.compile(r"freed (\d+) bytes of (\w+): (\d+) files")
 _SHORT_LIVED = {
-    # With the default of six hours, a soak of one hour would show nothing. It must not be much shorter than this: an
-    # account takes minutes on a small machine, and reads one version.
+    # With the default of six hours, a soak of one hour would delete nothing. A time much shorter than ten minutes would
+    # delete files that an account still reads: it reads one version, for minutes on a small machine.
     "REPLACED_FILES_KEPT_MINUTES": "10",
     "LIVE_KEPT_SECONDS": "600",
 }

@@ -39,7 +39,8 @@ from local.soak.samples import Faults, Sample, Soaked, conflicts
 from local.steps import Report, Tell
 
 _SAMPLE_SECONDS = 10.0
-# Memory is measured page by page for every process, and the disk file by file. It keeps a core busy, so it is rare.
+# Memory is measured page by page for every process, and the disk file by file. This keeps a core busy, so it is done
+# rarely.
 _SAMPLES_PER_MEMORY = 6
 _UPKEEP = "upkeep"
 _SAMPLES_PER_UPKEEP = 60

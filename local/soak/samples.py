@@ -12,7 +12,7 @@ from local.soak import disk as soak_disk
 _CONFLICT = re.compile(r"another (writer|run) has|in one commit|CommitFailed|Concurrent\w*Exception|DELTA_CONCURRENT")
 # At the end, the tide line may be older than at half time by this much.
 ALLOWED_SECONDS = 60.0
-# The goal for the time from the start of the plan that finds slices closed to the end of their publish.
+# The goal for the time from the start of a plan to the end of the publish of its slices.
 FINAL_SECONDS = 60.0
 # A stream that makes no micro-batch for this long was held up.
 STILL_SECONDS = 60.0

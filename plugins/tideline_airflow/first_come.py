@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _LARGEST = 2**31 - 1
 # All runs of a backfill are created at once, and several are active. Without this they would hold up all other runs.
 _BACKFILL_LATER_SECONDS = 365 * 24 * 3600
-# A run that has planned computes before another run plans. Runs that begin together have nearly equal weights, so the
-# tasks after the plan count as a minute older.
+# A run that has its plan goes on before another run makes one. Runs that begin together have nearly equal weights, so
+# the tasks after the plan count as a minute older.
 _BEGUN_SOONER_SECONDS = 60
 
 

@@ -1,4 +1,4 @@
-"""A year in minutes: the clock that the product's own code sees while a benchmark makes commits of the past.
+"""The simulated clock that the product's own code sees while a benchmark makes the commits of a year in minutes.
 
 `simulated` lists everything that is patched. The Delta library reads the machine's clock, which cannot be set. So a
 property of its tables makes them keep everything longer, by the difference of the two clocks.
@@ -39,6 +39,7 @@ class Clock:
         """Make the library keep replaced files for the product's retention, by the simulated clock.
 
         This is one more commit. Until the next call, files are kept longer by the simulated time since this call.
+        Example: with a retention of 6 hours, files are kept for 7 hours when the call was an hour ago.
         """
         if table.parent.name == "final":
             return self._keep_by_setting(table)

@@ -1,4 +1,4 @@
-"""Simulate a year of 1-minute slices: do plans, pages, queries, memory and the disk stay as they were after a month?
+"""Simulate a year of 1-minute slices. Are plans, pages, queries, memory and the disk then as they were after a month?
 
 Three pipelines and their two sources are written by one process each. Then other processes look at the lake, while
 no process writes.
@@ -52,7 +52,7 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """How many slices share a commit: one slice shortly before each point, an hour's before that, else a day's."""
+    """How many slices share a commit: one shortly before a point, those of an hour before that, else those of a day."""
 
     one_by_one_minutes: int = 360
     hourly_minutes: int = 2 * 24 * 60
@@ -262,13 +262,16 @@ class _Process:
 
 
 def _behind(kind: Mapping[str, Any], from_ms: int, to_ms: int, begin_ms: int) -> tuple[int, int]:
-    """The stretch that a writer writes until a point. A pipeline leaves out the newest slice: it is landed and due."""
+    """The stretch that a writer writes until a point.
+
+    A pipeline leaves out the newest slice. So at the point this slice is landed and due, and a plan finds it.
+    """
     lag_ms = MINUTE_MS if "pipeline" in kind else 0
     return max(begin_ms, from_ms - lag_ms), to_ms - lag_ms
 
 
 def _write_a_year(pipe: Connection, settings: Settings, kind: Mapping[str, Any], begin_ms: int) -> None:
-    # The process that started this one ends it.
+    # Ctrl-C is ignored here, because the process that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     clock = Clock(now=begin_ms / 1000)
     writer = _writer(settings, kind, clock, begin_ms)

@@ -1,4 +1,4 @@
-"""Airflow's own API from an Airflow connection. Some actions need it, such as to pause a DAG: tasks may not do them."""
+"""Airflow's own API from an Airflow connection. Some actions of tasks need it, such as to pause a DAG."""
 
 from airflow.sdk import BaseHook
 

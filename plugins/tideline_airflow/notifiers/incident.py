@@ -19,7 +19,7 @@ _TEXT_LENGTH = 1000
 
 
 class AlreadyTold(Exception):
-    """A second base class for errors of code that has opened an incident itself, so the failure opens no other."""
+    """The second base class of an error whose incident is open already. The notifier opens no other incident for it."""
 
 
 class Event(StrEnum):

@@ -5,7 +5,7 @@ from airflow.sdk import Context
 from jobs.refusal import Refusal
 from tideline_airflow.operators.batch import BatchJobOperator
 
-# Where processors are short, an account gives way to streams and publishes, and still comes to its end.
+# With this nice value, streams and publishes go first if processors are short. The account is slower then, but it ends.
 _ACCOUNT_NICE = 5
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _BRIEF_EVENTS = 500_000
 # The prefix with which `tideline` prints a refusal.
 _REFUSAL = "tideline: "
-# It warns of every pause over 0.1 s, and a busy machine has many such pauses.
+# kafka-python warns of every pause over 0.1 s, and a busy machine has many such pauses.
 logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 # Java prints this at every start of Spark.
 _NOISE = ("WARNING: Using incubator modules: jdk.incubator.vector",)

@@ -61,7 +61,8 @@ class StreamingJobOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         """Connection, settings and jars are looked up when the task runs."""
-        # The control folder gives the wait between two starts, over all tries and runs. So Airflow waits 1 s only.
+        # The control folder decides how long to wait before the next start, whichever try or run makes it. So Airflow
+        # itself waits only 1 s between two tries.
         once_more: dict[str, Any] = {"retries": LOOP_FAILURES, "retry_delay": timedelta(seconds=1)}
         super().__init__(**{**once_more, **kwargs})
         self.job = job
@@ -167,7 +168,8 @@ class StreamingJobOperator(BaseOperator):
             kafka_conn_id=self.kafka_conn_id,
             conf=self.conf,
         )
-        # Opened to append, because `upkeep` begins a large log anew while the driver writes.
+        # Opened in append mode: `upkeep` empties a large log while the driver has it open, and the next line must go to
+        # the new end.
         with log.open("ab") as output:
             return subprocess.Popen(
                 command,

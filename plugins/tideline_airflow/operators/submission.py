@@ -18,8 +18,9 @@ from tideline_airflow.hooks.kafka import KafkaHook
 
 APPLICATION = str(PROJECT / "jobs" / "__main__.py")
 _OPTIONS = "spark.driver.extraJavaOptions"
-# The provider uses its Kubernetes client in cluster mode only, yet builds no command for Kubernetes without it. With
-# this placeholder the client's package need not be installed. Its import would cost each task two seconds.
+# The provider's hook uses its Kubernetes client in cluster mode only. But for a master on Kubernetes it refuses to
+# build any command if the client is missing. With this placeholder the client's package need not be installed. Its
+# import would cost each task two seconds.
 vars(spark_submit).setdefault("kube_client", "not needed in client mode")
 _WARNINGS = logging.getLogger(__name__)
 _WARNINGS.setLevel(logging.WARNING)
@@ -45,8 +46,8 @@ def submission(
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment of `spark-submit`. Kafka's settings are never arguments.
 
-    A ``brief`` job ends before optimized code would pay off. So its code is compiled only once, which takes 60 % of the
-    processor time.
+    A ``brief`` job ends before optimized code would pay off. So the JVM compiles its code once and does not optimize
+    it. The job then takes 60 % of the processor time that it takes otherwise.
     """
     connection = _QuietHook(conn_id=spark_conn_id)._connection
     if connection["deploy_mode"] == "cluster":

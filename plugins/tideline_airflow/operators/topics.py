@@ -53,7 +53,7 @@ class PlanTopicsOperator(BaseOperator):
 
 
 class ApplyTopicsOperator(PlanTopicsOperator):
-    """Plans again and applies that: the topics may have changed since the plan was shown. No plan loses data."""
+    """Plans again and applies the new plan, since the topics may have changed meanwhile. No plan loses data."""
 
     def _act(self, client: "KafkaAdminClient", steps: "tuple[Step, ...]") -> None:
         from jobs.broker import topics

@@ -17,7 +17,7 @@ _DAY_SECONDS = 24 * 3600.0
 
 
 class UpkeepOperator(BaseOperator):
-    """Removes documents and files that are over from the lake, and old logs of this platform from this machine."""
+    """Removes old documents and files from the lake, and old logs of this platform from this machine."""
 
     def execute(self, context: Context) -> None:
         """Remove them, and report how much was removed, in the log and on the run."""

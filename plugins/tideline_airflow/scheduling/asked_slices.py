@@ -13,7 +13,7 @@ from tideline_airflow.scheduling.partitions import slice_of
 
 
 class Run(Protocol):
-    """The attributes of an Airflow run that decide."""
+    """The attributes of an Airflow run that decide which slices it takes."""
 
     @property
     def run_id(self) -> str:

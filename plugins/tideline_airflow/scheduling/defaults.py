@@ -43,7 +43,7 @@ DAG_ARGS: dict[str, Any] = {"default_args": DEFAULT_ARGS, **ALERTS}
 
 
 def scheduled(*, deadline_minutes: float) -> dict[str, Any]:
-    """The same with a schedule: one run at a time, no runs for the past, an incident for a run that takes too long."""
+    """`DAG_ARGS`, and for a schedule: one run at a time, no runs for the past, an incident if a run takes too long."""
     return {**DAG_ARGS, "catchup": False, "max_active_runs": 1, "deadline": deadline(deadline_minutes)}
 
 

@@ -44,14 +44,14 @@ def cron_of(pipeline: Pipeline) -> str:
 
 
 def slices_until_over(pipeline: Pipeline) -> int:
-    """How many slices after the begin of a slice Airflow starts the slice's run.
+    """The time from the begin of a slice to the moment when Airflow starts its run, counted in slices.
 
-    A slice is over at a moment that includes some seconds for clocks that differ. They are left out here: Airflow
-    starts runs only at begins of slices, so it would start each run a whole slice later. The run waits these seconds
+    The moment when a slice is over includes 5 s for clocks that differ. These 5 s are left out here. Airflow starts
+    runs only at begins of slices, so with these 5 s each run would start a whole slice later. The run waits for 5 s
     instead (`wait_until_over`).
 
     Example: the slice of 12:00 ends at 12:01:00, its events may come until 12:02:00, and it is over at 12:02:05.
-    Airflow starts its run at 12:02:00, and the run waits 5 s. With these seconds counted here, it would start at
+    Airflow starts its run at 12:02:00, and the run waits 5 s. If the 5 s counted here, Airflow would start the run at
     12:03:00.
 
     >>> from jobs.pipelines import PIPELINES
@@ -71,7 +71,7 @@ def wait_until_over(pipeline: Pipeline, key: str | None, clock: Callable[[], flo
 def seconds_until_over(pipeline: Pipeline, key: str | None, now_ms: float) -> float:
     """How many seconds the run of a slice waits until the slice is over by the broker's clock; 0: it does not wait.
 
-    Airflow may start a run some seconds before the slice is over, for two reasons: `slices_until_over` leaves out 5 s,
+    Airflow may start a run some seconds before the slice is over, for two reasons. `slices_until_over` leaves out 5 s,
     and Airflow's clock may be up to 30 s ahead of the broker's. If more than these 35 s are missing, the clocks are not
     the cause, and the run does not wait. This happens in a backfill of a slice that is not over.
 

@@ -75,7 +75,7 @@ class StreamTrigger(BaseTrigger):
         try:
             return await asyncio.to_thread(self._is_over)
         except Exception as error:
-            # Whatever the error of the store is: a stream is not given up because its control folder cannot be read.
+            # Whatever the error of the store is, the next look may succeed. So the trigger goes on.
             if not self._blind:
                 self.log.warning("the control folder of %s cannot be read, trying again: %s", self.job, error)
             self._blind = True
@@ -125,7 +125,7 @@ class StreamTrigger(BaseTrigger):
 
 
 def ask_to_stop_once(control: Control, epoch: int) -> None:
-    """Ask the driver to stop, because a person ended its task; an earlier request stands."""
+    """Ask the driver to stop, because a person ended its task. If the driver was asked before, that request stays."""
     if control.stop_of(epoch) is None:
         control.ask_to_stop(epoch, Stop(time=time.time(), by="Airflow: its task was ended or cleared"))
 
