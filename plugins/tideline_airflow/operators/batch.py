@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
-from tideline_airflow.operators.submission import APPLICATION, submission
+from tideline_airflow.operators.submission import submission
 from tideline_airflow.triggers.room import RoomTrigger
 
 if TYPE_CHECKING:
@@ -83,20 +82,10 @@ class PipelineOperator(BaseOperator):
 class BatchJobOperator(PipelineOperator):
     """Runs a job of `python -m jobs` under `spark-submit`, and waits for its end."""
 
-    template_fields: Sequence[str] = ("conf",)
-
-    def __init__(
-        self,
-        *,
-        spark_conn_id: str = SparkSubmitHook.default_conn_name,
-        conf: dict[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, spark_conn_id: str = SparkSubmitHook.default_conn_name, **kwargs: Any) -> None:
         """Connection and jars are looked up when the task runs."""
         super().__init__(**kwargs)
         self.spark_conn_id = spark_conn_id
-        self.conf = conf or {}
-        self.application = APPLICATION
         self._process: subprocess.Popen[str] | None = None
         self._killed = False
 
@@ -108,10 +97,8 @@ class BatchJobOperator(PipelineOperator):
         """
         command, environment = submission(
             arguments,
-            application=self.application,
             spark_conn_id=self.spark_conn_id,
             kafka_conn_id=self.kafka_conn_id,
-            conf=self.conf,
             brief=events is not None and events <= _BRIEF_EVENTS,
         )
         # If the task is killed hard, it cannot end its driver. So the driver watches the task's process.

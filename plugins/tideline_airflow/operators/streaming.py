@@ -6,7 +6,6 @@ through its control folder.
 
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,7 +27,7 @@ from jobs.upkeep.logs import BEFORE
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
 from tideline_airflow.notifiers.incident import AlreadyTold
-from tideline_airflow.operators.submission import APPLICATION, submission
+from tideline_airflow.operators.submission import submission
 from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop_once
 
 _KEPT_LOGS = 20
@@ -48,7 +47,6 @@ class StreamingJobOperator(BaseOperator):
     Kafka's settings reach the driver in its environment, never as arguments.
     """
 
-    template_fields: Sequence[str] = ("conf",)
     operator_extra_links = (StreamLink(), DriverLogLink(), SparkUiLink())
 
     def __init__(
@@ -57,7 +55,6 @@ class StreamingJobOperator(BaseOperator):
         job: str,
         spark_conn_id: str = SparkSubmitHook.default_conn_name,
         kafka_conn_id: str = KafkaHook.default_conn_name,
-        conf: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         """Connection, settings and jars are looked up when the task runs."""
@@ -67,8 +64,6 @@ class StreamingJobOperator(BaseOperator):
         self.job = job
         self.spark_conn_id = spark_conn_id
         self.kafka_conn_id = kafka_conn_id
-        self.conf = conf or {}
-        self.application = APPLICATION
         self._launched: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -162,10 +157,8 @@ class StreamingJobOperator(BaseOperator):
     def _submit(self, epoch: int, log: Path) -> "subprocess.Popen[bytes]":
         command, environment = submission(
             [self.job] if self.job == pipelines.INGEST else ["live", self.job],
-            application=self.application,
             spark_conn_id=self.spark_conn_id,
             kafka_conn_id=self.kafka_conn_id,
-            conf=self.conf,
         )
         # Opened to append, because `upkeep` begins a large log anew while the driver writes.
         with log.open("ab") as output:

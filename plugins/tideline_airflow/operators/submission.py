@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,8 @@ class _QuietHook(SparkSubmitHook):
 def submission(
     arguments: Sequence[str],
     *,
-    application: str = APPLICATION,
     spark_conn_id: str = SparkSubmitHook.default_conn_name,
     kafka_conn_id: str = KafkaHook.default_conn_name,
-    conf: Mapping[str, str] | None = None,
     brief: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment of `spark-submit`. Kafka's settings are never arguments.
@@ -52,17 +50,17 @@ def submission(
     if connection["deploy_mode"] == "cluster":
         raise Refusal(f"connection {spark_conn_id!r}: jobs run in client mode; set deploy-mode to client")
     settings = replace(Settings.from_env(), spark_master=connection["master"])
-    own = spark_conf(settings)
+    conf = spark_conf(settings)
     if brief:
-        own |= {_OPTIONS: f"{own[_OPTIONS]} -XX:TieredStopAtLevel=1", "spark.ui.enabled": "false"}
+        conf |= {_OPTIONS: f"{conf[_OPTIONS]} -XX:TieredStopAtLevel=1", "spark.ui.enabled": "false"}
     hook = _QuietHook(
         conn_id=spark_conn_id,
-        conf={**own, **(conf or {})},
+        conf=conf,
         name=f"tideline {' '.join(arguments[:2])}",
         application_args=list(arguments),
     )
     # The hook's own `submit` would wait for the end on a worker, and pass on its whole environment.
-    return hook._build_spark_submit_command(application), _environment(settings, kafka_conn_id)
+    return hook._build_spark_submit_command(APPLICATION), _environment(settings, kafka_conn_id)
 
 
 def _environment(settings: Settings, kafka_conn_id: str) -> dict[str, str]:
