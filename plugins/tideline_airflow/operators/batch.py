@@ -8,7 +8,6 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -44,11 +43,10 @@ class DriverError(AirflowException):
 class PipelineOperator(BaseOperator):
     """A task about one pipeline."""
 
-    def __init__(self, *, pipeline: str, kafka_conn_id: str = KafkaHook.default_conn_name, **kwargs: Any) -> None:
-        """The definition and the connection are looked up when the task runs."""
+    def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
+        """The definition is looked up when the task runs."""
         super().__init__(**kwargs)
         self.pipeline = pipeline
-        self.kafka_conn_id = kafka_conn_id
 
     def pre_execute(self, context: Context) -> None:
         """Begin when the disk of the lake has room. A task that waits for room holds no worker slot."""
@@ -76,18 +74,14 @@ class PipelineOperator(BaseOperator):
 
     def settings(self) -> Settings:
         """The settings of the environment, with Kafka's from the connection."""
-        return replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
+        return replace(Settings.from_env(), kafka=KafkaHook().settings())
 
 
 class BatchJobOperator(PipelineOperator):
     """Runs a job of `python -m jobs` under `spark-submit`, and waits for its end."""
 
-    def __init__(self, *, spark_conn_id: str = SparkSubmitHook.default_conn_name, **kwargs: Any) -> None:
-        """Connection and jars are looked up when the task runs."""
-        super().__init__(**kwargs)
-        self.spark_conn_id = spark_conn_id
-        self._process: subprocess.Popen[str] | None = None
-        self._killed = False
+    _process: "subprocess.Popen[str] | None" = None
+    _killed = False
 
     def submit(self, *arguments: str, events: int | None = None, nice: int = 0) -> None:
         """Run a driver to its end. A refusal fails the task for good; the task is tried again after any other failure.
@@ -95,12 +89,7 @@ class BatchJobOperator(PipelineOperator):
         ``events``: how many events the job reads, if known. With few, the driver is set to start quickly, not to run
         quickly. ``nice``: added to the driver's nice value, so that other processes of this machine go first.
         """
-        command, environment = submission(
-            arguments,
-            spark_conn_id=self.spark_conn_id,
-            kafka_conn_id=self.kafka_conn_id,
-            brief=events is not None and events <= _BRIEF_EVENTS,
-        )
+        command, environment = submission(arguments, brief=events is not None and events <= _BRIEF_EVENTS)
         # If the task is killed hard, it cannot end its driver. So the driver watches the task's process.
         environment[TASK_VARIABLE] = process_words()
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -44,23 +44,21 @@ class ControlStreamsOperator(BaseOperator):
         jobs: Sequence[str] | str,
         seconds: int | str | None = None,
         by: str = "the DAG control_streams",
-        airflow_conn_id: str = AirflowHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """All but the connection may be templates, or params of the DAG, which keep their types."""
+        """All may be templates, or params of the DAG, which keep their types."""
         super().__init__(**kwargs)
         self.action = action
         self.jobs = jobs
         self.seconds = seconds
         self.by = by
-        self.airflow_conn_id = airflow_conn_id
 
     def execute(self, context: Context) -> "list[dict[str, Any]]":
         """Return the state of the streams afterwards, as rows."""
         from jobs.streaming import fleet
 
         jobs = fleet.known_jobs(self.jobs)
-        with AirflowHook(self.airflow_conn_id).get_conn() as api:
+        with AirflowHook().get_conn() as api:
             streams = fleet.Fleet(lake_root=Settings.from_env().lake_root, api=api, report=self.log.info)
             self._act(streams, jobs)
             states = streams.status(jobs)
@@ -101,24 +99,22 @@ class ResetStreamOperator(BaseOperator):
         timestamp: str | None = None,
         sources: Sequence[str] | str = (),
         apply: bool | str = False,
-        kafka_conn_id: str = KafkaHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """All but the connection may be templates, or params of the DAG, which keep their types."""
+        """All may be templates, or params of the DAG, which keep their types."""
         super().__init__(**kwargs)
         self.job = job
         self.to = to
         self.timestamp = timestamp
         self.sources = sources
         self.apply = apply
-        self.kafka_conn_id = kafka_conn_id
 
     def execute(self, context: Context) -> "list[dict[str, Any]]":
         """Show the plan as a table in the log, and its effects on the run; return it as rows."""
         from jobs.broker import kafka
         from jobs.streaming import reset, reset_plan
 
-        settings = replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
+        settings = replace(Settings.from_env(), kafka=KafkaHook().settings())
         try:
             timestamp_ms = parse_time(self.timestamp) if self.timestamp else None
             request = reset_plan.Request(

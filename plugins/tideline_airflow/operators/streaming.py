@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -24,7 +23,6 @@ from jobs.control.lease import EPOCH_VARIABLE, LOG_VARIABLE
 from jobs.control.room import Room
 from jobs.settings import Settings
 from jobs.upkeep.logs import BEFORE
-from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.submission import submission
@@ -49,21 +47,12 @@ class StreamingJobOperator(BaseOperator):
 
     operator_extra_links = (StreamLink(), DriverLogLink(), SparkUiLink())
 
-    def __init__(
-        self,
-        *,
-        job: str,
-        spark_conn_id: str = SparkSubmitHook.default_conn_name,
-        kafka_conn_id: str = KafkaHook.default_conn_name,
-        **kwargs: Any,
-    ) -> None:
-        """Connection, settings and jars are looked up when the task runs."""
+    def __init__(self, *, job: str, **kwargs: Any) -> None:
+        """Connections, settings and jars are looked up when the task runs."""
         # The control folder gives the wait between two starts, over all tries and runs. So Airflow waits 1 s only.
         once_more: dict[str, Any] = {"retries": LOOP_FAILURES, "retry_delay": timedelta(seconds=1)}
         super().__init__(**{**once_more, **kwargs})
         self.job = job
-        self.spark_conn_id = spark_conn_id
-        self.kafka_conn_id = kafka_conn_id
         self._launched: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -155,11 +144,7 @@ class StreamingJobOperator(BaseOperator):
         return epoch
 
     def _submit(self, epoch: int, log: Path) -> "subprocess.Popen[bytes]":
-        command, environment = submission(
-            [self.job] if self.job == pipelines.INGEST else ["live", self.job],
-            spark_conn_id=self.spark_conn_id,
-            kafka_conn_id=self.kafka_conn_id,
-        )
+        command, environment = submission([self.job] if self.job == pipelines.INGEST else ["live", self.job])
         # Opened to append, because `upkeep` begins a large log anew while the driver writes.
         with log.open("ab") as output:
             return subprocess.Popen(

@@ -1,6 +1,6 @@
 """Topics as code, as two tasks: one shows the plan, the other applies it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
@@ -22,16 +22,11 @@ _LOG_WIDTH = 140
 class PlanTopicsOperator(BaseOperator):
     """Shows the steps that the topics need; fails for good if a step is refused."""
 
-    def __init__(self, *, kafka_conn_id: str = KafkaHook.default_conn_name, **kwargs: Any) -> None:
-        """Kafka is asked when the task runs."""
-        super().__init__(**kwargs)
-        self.kafka_conn_id = kafka_conn_id
-
     def execute(self, context: Context) -> None:
         """Show the plan as a table in the log and on the run, and as rows in the XCom `plan`."""
         from jobs.broker import kafka
 
-        with kafka.admin(KafkaHook(self.kafka_conn_id).settings()) as client:
+        with kafka.admin(KafkaHook().settings()) as client:
             self._act(client, self._plan(client, context))
 
     def _plan(self, client: "KafkaAdminClient", context: Context) -> "tuple[Step, ...]":
