@@ -6,7 +6,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException
 
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -15,6 +14,7 @@ from tideline_airflow.hooks.airflow import AirflowHook
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.log_tables import as_text
+from tideline_airflow.refusals import fails_for_good_on
 
 if TYPE_CHECKING:
     from jobs.streaming.fleet import Fleet, StreamState
@@ -115,16 +115,13 @@ class ResetStreamOperator(BaseOperator):
         from jobs.streaming import reset, reset_plan
 
         settings = replace(Settings.from_env(), kafka=KafkaHook().settings())
-        try:
+        with fails_for_good_on(Refusal):
             timestamp_ms = parse_time(self.timestamp) if self.timestamp else None
             request = reset_plan.Request(
                 job=self.job, to=reset_plan.target(self.to), timestamp_ms=timestamp_ms, sources=tuple(self.sources)
             )
             with kafka.admin(settings.kafka) as client:
                 planned = (reset.apply if self.apply else reset.plan)(settings, client, request)
-        except Refusal as refusal:
-            # The next try would be refused again.
-            raise AirflowFailException(str(refusal)) from refusal
         dry = "Nothing is changed: this was a dry run. Set apply to reset the stream."
         done = "The reset is done: start the stream now." if self.apply else dry
         self.log.info("%s\n%s\n%s", as_text(planned.table(), _LOG_WIDTH), "\n".join(planned.effects()), done)

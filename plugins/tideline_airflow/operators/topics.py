@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException
 
 from jobs import pipelines
 from jobs.refusal import Refusal
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.log_tables import as_text
+from tideline_airflow.refusals import fails_for_good_on
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
@@ -36,11 +36,8 @@ class PlanTopicsOperator(BaseOperator):
         context["ti"].xcom_push("plan", [step.as_row() for step in steps])
         context["ti"].xcom_push(RUN_NOTE, topics.markdown(steps, RUN_NOTE_LENGTH))
         self.log.info("The plan:\n%s", as_text(topics.table(steps), _LOG_WIDTH))
-        try:
+        with fails_for_good_on(Refusal):
             topics.require_no_refusal(steps)
-        except Refusal as refusal:
-            # The next try would be refused again.
-            raise AirflowFailException(str(refusal)) from refusal
         return steps
 
     def _act(self, client: "KafkaAdminClient", steps: "tuple[Step, ...]") -> None:
