@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from jobs.cli.shared import Format, Output, airflow, console_for_tables, errors, lake_of
+from jobs.cli.shared import Apply, Format, Output, PipelineName, airflow, console_for_tables, errors, lake_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings, environment
 from jobs.times import parse_time
@@ -103,7 +103,7 @@ def reset(
     to: Annotated[str, typer.Option(help="Where to begin: earliest, latest, timestamp or landed.")],
     timestamp: Annotated[str | None, typer.Option(help="With --to timestamp: arrival time, ISO 8601.")] = None,
     source: Annotated[list[str] | None, typer.Option(help="For ingest: only this source; may be repeated.")] = None,
-    do: Annotated[bool, typer.Option("--apply", help="Make the change; without --apply it is only shown.")] = False,
+    do: Apply = False,
     output: Format = Output.TABLE,
 ) -> None:
     """Let a stream begin at other offsets, with a new checkpoint. Live rows are cleared, the old checkpoint is kept.
@@ -132,7 +132,7 @@ def reset(
 
 
 def advise(
-    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    name: PipelineName,
     hours: Annotated[
         float, typer.Option(min=0.01, help="How many hours of arrivals to look at, up to the newest.")
     ] = 24,
