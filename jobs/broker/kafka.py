@@ -28,6 +28,8 @@ _bootstrap_lock = threading.Lock()
 
 # kafka-python logs every connection at INFO, and the password at DEBUG.
 logging.getLogger("kafka").setLevel(logging.WARNING)
+# Its selector warns of every pause over 0.1 s. A busy machine has many, and so has a process that builds batches.
+logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,9 +43,6 @@ for submitted in _SUBMITTED:
 def _configure_logging() -> None:
     """Streaming numbers you can trust: every row says whether it is live or final."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("kafka").setLevel(logging.WARNING)
-    # It warns of every pause over 0.1 s, and a busy machine has many such pauses.
-    logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
 

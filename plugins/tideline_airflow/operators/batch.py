@@ -1,6 +1,5 @@
 """A batch job as a task. Its driver ends with the task at the latest, and the driver's output is the task's log."""
 
-import logging
 import os
 import re
 import subprocess
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 _BRIEF_EVENTS = 500_000
 # The prefix with which `tideline` prints a refusal.
 _REFUSAL = "tideline: "
-# It warns of every pause over 0.1 s, and a busy machine has many such pauses.
-logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 # Java prints this at every start of Spark.
 _NOISE = ("WARNING: Using incubator modules: jdk.incubator.vector",)
 _KEPT_LINES = 30
