@@ -74,8 +74,8 @@ def _run_queries(
     until_caught_up: bool,
 ) -> driver.Ending:
     def start(source: Source) -> tuple[StreamingQuery, MicroBatches]:
-        begin, max_offsets = starts[source.name], settings.max_offsets
-        records = streams.read(spark, settings.kafka, source.name, max_offsets=max_offsets, begins=begin.begins)
+        begins, max_offsets = starts[source.name].begins, settings.max_offsets
+        records = streams.read(spark, settings.kafka, source.name, max_offsets=max_offsets, begins=begins)
         events = landed(records, source)
         checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
         path, schema = settings.lake_root / source.events_table, streams.arrow_schema(events)
@@ -84,14 +84,11 @@ def _run_queries(
         batches = MicroBatches(
             job=INGEST,
             topic=source.name,
-            fingerprint=None,
             lease=lease,
             checkpoint=checkpoint,
             table=TableWriter.open(path, schema, "hour", epoch=lease.epoch),
             client=client,
-            cluster_id=begin.topic.cluster_id,
-            topic_id=begin.topic.topic_id,
-            reached_before=begin.reached,
+            start=starts[source.name],
             stage=_stage,
             events=_kept(settings.lake_root, source),
             room=Room.of(settings.lake_root),
