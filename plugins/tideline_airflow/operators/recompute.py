@@ -1,6 +1,6 @@
 """The four tasks that make slices final: plan, recompute, audit, publish."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -211,12 +211,15 @@ class PublishOperator(PipelineOperator):
         if not published.versions:
             # If the task succeeded without keys, Airflow would add an event for the run's own partition.
             raise AirflowSkipException(" ".join(words))
+        self.add_events(context, sorted(published.versions))
+        return dict(published.versions)
+
+    def add_events(self, context: Context, slices: Iterable[str]) -> None:
+        """Add an asset event for each of these slices."""
         asset = asset_of(self.definition)
-        keys = [key_of(slice_named(self.definition, name)) for name in sorted(published.versions)]
         # Declared here, because some tasks get the pipeline from a form, only when they run.
         self.outlets = [asset]
-        context["outlet_events"][asset].add_partitions(keys)
-        return dict(published.versions)
+        context["outlet_events"][asset].add_partitions([key_of(slice_named(self.definition, name)) for name in slices])
 
 
 def _plan_or_skip(folder: RunFolder) -> Plan:

@@ -140,7 +140,6 @@ class RollBackOperator(PublishOperator):
 
     def _roll_back(self, context: Context) -> list[str]:
         from jobs.finality import rollback
-        from tideline_airflow.scheduling.partitions import asset_of, key_of
 
         reason = (self.reason or "").strip()
         if not reason:
@@ -149,7 +148,5 @@ class RollBackOperator(PublishOperator):
         header = rollback.roll_back(
             self.lake(), self.settings().kafka, self.slice, version, run=run, reason=reason, by=self.by
         )
-        asset = asset_of(self.definition)
-        self.outlets = [asset]
-        context["outlet_events"][asset].add_partitions(key_of(slice_named(self.definition, self.slice)))
+        self.add_events(context, [self.slice])
         return [f"Done: the rows of version {version} are served again, as version {header.version}."]
