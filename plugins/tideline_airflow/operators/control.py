@@ -17,7 +17,7 @@ from tideline_airflow.log_tables import as_text
 from tideline_airflow.refusals import fails_for_good_on
 
 if TYPE_CHECKING:
-    from jobs.streaming.fleet import Fleet, StreamState
+    from jobs.streaming.fleet import Fleet
 
 _LOG_WIDTH = 160
 
@@ -62,7 +62,7 @@ class ControlStreamsOperator(BaseOperator):
             streams = fleet.Fleet(lake_root=Settings.from_env().lake_root, api=api, report=self.log.info)
             self._act(streams, jobs)
             states = streams.status(jobs)
-        self._show(states)
+        self.log.info("Streams:\n%s", as_text(fleet.table(states), _LOG_WIDTH))
         context["ti"].xcom_push(RUN_NOTE, "; ".join(f"{state.job}: {state.state}" for state in states))
         return fleet.as_rows(states)
 
@@ -79,11 +79,6 @@ class ControlStreamsOperator(BaseOperator):
                 streams.restart(jobs, by=self.by, seconds=seconds)
             case Action.STATUS:
                 pass
-
-    def _show(self, states: "list[StreamState]") -> None:
-        from jobs.streaming import fleet
-
-        self.log.info("Streams:\n%s", as_text(fleet.table(states), _LOG_WIDTH))
 
 
 class ResetStreamOperator(BaseOperator):
