@@ -116,7 +116,7 @@ def _plan(
         _reset_of(settings.lake_root, client, request, query, topics[query.source.name], notes[query.table])
         for query in queries
     )
-    return ResetPlan(request=request, queries=tuple(resets))
+    return ResetPlan(queries=tuple(resets))
 
 
 def _queries(request: Request) -> Iterator[Query]:

@@ -187,7 +187,6 @@ class QueryReset:
 class ResetPlan:
     """The whole plan of a reset, before or after it was carried out."""
 
-    request: Request
     queries: tuple[QueryReset, ...]
 
     def as_rows(self) -> list[dict[str, Any]]:
