@@ -22,7 +22,7 @@ from jobs.control.room import Room
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.pipelines import INGEST, SOURCES
-from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.source import Source
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
@@ -36,7 +36,6 @@ from jobs.transforms.parse import parse
 
 log = logging.getLogger(__name__)
 
-_DAY_MS = 24 * HOUR_MS
 HOUR_FORMAT = "yyyy-MM-dd'T'HH"
 
 
@@ -111,8 +110,8 @@ def _kept(lake_root: Folder, source: Source) -> KeptEvents:
         needed, now = needed_from(lake_root, source), time.time()
         for job, from_ms in needed.items():
             # A job that has run, but has not written yet which events it needs, has the time 0.
-            is_old = 0 < from_ms < round((now - kept.total_seconds()) * 1000) - _DAY_MS
-            if is_old and now - told_at.get(job, 0.0) > _DAY_MS / 1000:
+            is_old = 0 < from_ms < round((now - kept.total_seconds()) * 1000) - DAY_MS
+            if is_old and now - told_at.get(job, 0.0) > DAY_MS / 1000:
                 told_at[job] = now
                 log.warning(
                     "%s still needs events of %s from %s on: they are kept for longer than events_kept_days=%d",
