@@ -12,7 +12,6 @@ from rich.console import Console
 from jobs.cli.shared import Apply, Format, Output, PipelineName, airflow, console_for_tables, errors, lake_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings, environment
-from jobs.times import parse_time
 
 if TYPE_CHECKING:
     from jobs.streaming.fleet import Fleet
@@ -112,14 +111,9 @@ def reset(
     """
     from jobs.broker import kafka
     from jobs.streaming import reset as tool
-    from jobs.streaming import reset_plan
+    from jobs.streaming.reset_plan import Request
 
-    request = reset_plan.Request(
-        job=job,
-        to=reset_plan.target(to),
-        timestamp_ms=parse_time(timestamp) if timestamp else None,
-        sources=tuple(source or ()),
-    )
+    request = Request.of(job, to, timestamp, source or ())
     settings = Settings.from_env()
     with kafka.admin(settings.kafka) as client:
         planned = (tool.apply if do else tool.plan)(settings, client, request)

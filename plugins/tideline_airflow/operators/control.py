@@ -9,7 +9,6 @@ from airflow.sdk import BaseOperator, Context
 
 from jobs.refusal import Refusal
 from jobs.settings import Settings
-from jobs.times import parse_time
 from tideline_airflow.hooks.airflow import AirflowHook
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
@@ -107,14 +106,12 @@ class ResetStreamOperator(BaseOperator):
     def execute(self, context: Context) -> "list[dict[str, Any]]":
         """Show the plan as a table in the log, and its effects on the run; return it as rows."""
         from jobs.broker import kafka
-        from jobs.streaming import reset, reset_plan
+        from jobs.streaming import reset
+        from jobs.streaming.reset_plan import Request
 
         settings = replace(Settings.from_env(), kafka=KafkaHook().settings())
         with fails_for_good_on(Refusal):
-            timestamp_ms = parse_time(self.timestamp) if self.timestamp else None
-            request = reset_plan.Request(
-                job=self.job, to=reset_plan.target(self.to), timestamp_ms=timestamp_ms, sources=tuple(self.sources)
-            )
+            request = Request.of(self.job, self.to, self.timestamp, self.sources)
             with kafka.admin(settings.kafka) as client:
                 planned = (reset.apply if self.apply else reset.plan)(settings, client, request)
         dry = "Nothing is changed: this was a dry run. Set apply to reset the stream."
