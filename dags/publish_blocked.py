@@ -19,10 +19,7 @@ from airflow.sdk import DAG, Param
 
 from tideline_airflow.operators.slices import PublishBlockedOperator, ShowBlockedOperator
 from tideline_airflow.scheduling.defaults import DAG_ARGS, TAG
-from tideline_airflow.scheduling.params import slice_of_pipeline
-
-PARAMS = slice_of_pipeline()
-_SLICE = {name: f"{{{{ params.{name} }}}}" for name in PARAMS}
+from tideline_airflow.scheduling.params import slice_of_pipeline, values_of
 
 with DAG(
     dag_id="publish_blocked",
@@ -31,10 +28,10 @@ with DAG(
     tags=[TAG, "recompute"],
     schedule=None,
     is_paused_upon_creation=False,
-    params=PARAMS,
+    params=slice_of_pipeline(),
     **DAG_ARGS,
-):
-    show = ShowBlockedOperator(task_id="show", retries=0, **_SLICE)
+) as dag:
+    show = ShowBlockedOperator(task_id="show", retries=0, **values_of(dag))
     approve = ApprovalOperator(
         task_id="approve",
         subject="Publish slice {{ params.slice }} of {{ params.pipeline }} although its checks failed?",
@@ -55,6 +52,6 @@ with DAG(
         shown="{{ ti.xcom_pull('show')['shown'] }}",
         by="{{ ti.xcom_pull('approve')['responded_by_user']['name'] }}",
         reason="{{ ti.xcom_pull('approve')['params_input']['reason'] }}",
-        **_SLICE,
+        **values_of(dag),
     )
     show >> approve >> publish

@@ -2,11 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -52,9 +51,7 @@ class AirflowApi:
         """Return the client, which is ready as it is."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close its connections."""
         self._http.close()
 
@@ -120,11 +117,6 @@ class AirflowApi:
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
         return self._ask("GET", path, params={"stringify": False})["value"]
 
-    def set_task_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
-        """Mark a task as `success` or `failed`, as a person does in the UI."""
-        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
-        self._ask("PATCH", path, json={"new_state": state})
-
     def pool(self, name: str) -> dict[str, Any]:
         """A pool with its slots."""
         return self._ask("GET", f"/pools/{name}")
@@ -135,15 +127,13 @@ class AirflowApi:
         content = self._ask("GET", path, params={"full_content": True})["content"]
         return "\n".join(_line(line) for line in content)
 
-    def wait_for_run(
-        self, dag_id: str, run_id: str, deadline_seconds: float, pause: Callable[[float], None] = time.sleep
-    ) -> str:
+    def wait_for_run(self, dag_id: str, run_id: str, deadline_seconds: float) -> str:
         """Wait for a run to end and return its state."""
         deadline = time.monotonic() + deadline_seconds
         while (state := self.run_state(dag_id, run_id)) not in FINAL_STATES:
             if time.monotonic() > deadline:
                 raise Refusal(f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at it on {self.pages}")
-            pause(0.5)
+            time.sleep(0.5)
         return state
 
     def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:

@@ -28,6 +28,8 @@ _bootstrap_lock = threading.Lock()
 
 # kafka-python logs every connection at INFO, and the password at DEBUG.
 logging.getLogger("kafka").setLevel(logging.WARNING)
+# Its selector warns of every pause over 0.1 s. A busy machine has many, and so has a process that builds batches.
+logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,11 +201,7 @@ def describe(kafka: KafkaSettings, topics: Iterable[str]) -> dict[str, TopicStat
 def states(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicState]:
     """`describe` on a client that is already open."""
     described = _existing(client, topics)
-    partitions = [
-        TopicPartition(name, partition["partition_index"])
-        for name, topic in described.items()
-        for partition in topic["partitions"]
-    ]
+    partitions = _partitions(described)
     cluster_id = client.describe_cluster()["cluster_id"]
     earliest = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
     latest = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
@@ -231,11 +229,7 @@ def require(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicS
 
 def latest(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict[int, int]]:
     """The present end of each partition of the topics, for a reader of committed records."""
-    partitions = [
-        TopicPartition(name, partition["partition_index"])
-        for name, topic in _existing(client, topics).items()
-        for partition in topic["partitions"]
-    ]
+    partitions = _partitions(_existing(client, topics))
     ends = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST), isolation_level="read_committed")
     return {name: {at.partition: ends[at].offset for at in partitions if at.topic == name} for name in topics}
 
@@ -255,6 +249,14 @@ def _existing(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict
             raise error(f"topic {topic['name']!r} cannot be described")
         described[topic["name"]] = topic
     return described
+
+
+def _partitions(described: dict[str, dict[str, Any]]) -> list[TopicPartition]:
+    return [
+        TopicPartition(name, partition["partition_index"])
+        for name, topic in described.items()
+        for partition in topic["partitions"]
+    ]
 
 
 def _topic_id(topic: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -143,22 +143,20 @@ def observe(client: KafkaAdminClient, desired: Iterable[Topic]) -> dict[str, Act
     }
 
 
-def survey(client: KafkaAdminClient, desired: Iterable[Topic]) -> tuple[Step, ...]:
+def survey(client: KafkaAdminClient, desired: Collection[Topic]) -> tuple[Step, ...]:
     """The plan for Kafka as it is now."""
-    wanted = tuple(desired)
-    return plan(wanted, observe(client, wanted))
+    return plan(desired, observe(client, desired))
 
 
-def apply(client: KafkaAdminClient, steps: Iterable[Step]) -> None:
+def apply(client: KafkaAdminClient, steps: Collection[Step]) -> None:
     """Do all steps, or none if one is refused. Returns when Kafka shows the topics as desired."""
-    todo = tuple(steps)
-    require_no_refusal(todo)
-    _create(client, [step.topic for step in todo if step.action is Action.CREATE])
-    growth = {step.topic.name: step.topic.partitions for step in todo if step.action is Action.GROW}
+    require_no_refusal(steps)
+    _create(client, [step.topic for step in steps if step.action is Action.CREATE])
+    growth = {step.topic.name: step.topic.partitions for step in steps if step.action is Action.GROW}
     if growth:
         client.create_partitions(growth)
-    _align(client, [step for step in todo if step.action is Action.ALIGN])
-    _wait_until_seen(client, [step.topic for step in todo])
+    _align(client, [step for step in steps if step.action is Action.ALIGN])
+    _wait_until_seen(client, [step.topic for step in steps])
 
 
 def require_no_refusal(steps: Iterable[Step]) -> None:

@@ -25,7 +25,6 @@ _COMMANDS = {
     "Slices and queries": (slices.plan, slices.restate, slices.rollback, query.query),
     "Measurements": (measure.bench, measure.soak),
 }
-_GROUPS = {"Platform": {"topics": topics.app}, "Streams": {"streams": streams.app}}
 # Airflow's tasks submit these commands for their runs, so `--help` does not list them.
 _SUBMITTED = (drivers.recompute, drivers.audit, drivers.account)
 _JOBS = [[name] for name in ("ingest", "live", "recompute", "audit", "account")]
@@ -34,9 +33,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 for panel, commands in _COMMANDS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-for panel, groups in _GROUPS.items():
-    for name, group in groups.items():
-        app.add_typer(group, name=name, rich_help_panel=panel)
+app.add_typer(topics.app, name="topics", rich_help_panel="Platform")
+app.add_typer(streams.app, name="streams", rich_help_panel="Streams")
 for submitted in _SUBMITTED:
     app.command(hidden=True)(submitted)
 
@@ -45,9 +43,6 @@ for submitted in _SUBMITTED:
 def _configure_logging() -> None:
     """Streaming numbers you can trust: every row says whether it is live or final."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("kafka").setLevel(logging.WARNING)
-    # kafka-python warns of every pause over 0.1 s, and a busy machine has many such pauses.
-    logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
 

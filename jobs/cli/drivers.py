@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.shared import lake_of, pipeline_named
+from jobs.cli.shared import PipelineName, lake_of, pipeline_named
 from jobs.settings import Settings
 
 _UntilCaughtUp = Annotated[
@@ -21,10 +21,7 @@ def ingest(until_caught_up: _UntilCaughtUp = False) -> None:
     job.run(Settings.from_env(), until_caught_up=until_caught_up)
 
 
-def live(
-    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
-    until_caught_up: _UntilCaughtUp = False,
-) -> None:
+def live(name: PipelineName, until_caught_up: _UntilCaughtUp = False) -> None:
     """Run the streaming job of a pipeline, until stopped."""
     from jobs.streaming import live as job
 

@@ -33,6 +33,8 @@ class Output(StrEnum):
 
 
 Format = Annotated[Output, typer.Option("--format", help="A table for people, JSON for programs.")]
+PipelineName = Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")]
+Apply = Annotated[bool, typer.Option("--apply", help="Make the change; without --apply it is only shown.")]
 
 
 def console_for_tables() -> Console:

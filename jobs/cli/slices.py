@@ -5,37 +5,31 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.cli.shared import Format, Output, airflow, console_for_tables, pipeline_named, steps
+from jobs.cli.shared import Apply, Format, Output, PipelineName, airflow, console_for_tables, pipeline_named, steps
 from jobs.refusal import Refusal
 from jobs.times import parse_time
 
 # How long a command follows the run that it has started.
 _RUN_SECONDS = 3600.0
 _Reason = Annotated[str | None, typer.Option("--reason", help="Why you do it; the ledger stores this text.")]
-_Apply = Annotated[bool, typer.Option("--apply", help="Make the change; without --apply it is only shown.")]
 _From = Annotated[str | None, typer.Option("--from", help="Event time at which the first slice begins, ISO 8601.")]
 _To = Annotated[str | None, typer.Option("--to", help="Event time at which the last slice ends, ISO 8601.")]
 
 
-def plan(
-    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
-    from_: _From = None,
-    to: _To = None,
-    output: Format = Output.TABLE,
-) -> None:
+def plan(name: PipelineName, from_: _From = None, to: _To = None, output: Format = Output.TABLE) -> None:
     """Show which slices a recompute would make final now, and why; --from and --to choose an interval."""
     _recompute_run(name, {"from": from_, "to": to, "dry_run": True}, output)
 
 
 def restate(
-    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    name: PipelineName,
     from_: _From = None,
     to: _To = None,
     outdated: Annotated[
         bool, typer.Option("--outdated", help="Instead of an interval: all slices of an older definition.")
     ] = False,
     reason: _Reason = None,
-    do: _Apply = False,
+    do: Apply = False,
     output: Format = Output.TABLE,
 ) -> None:
     """Compute, audit and publish the slices of an interval again."""
@@ -46,11 +40,11 @@ def restate(
 
 
 def rollback(
-    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    name: PipelineName,
     slice_: Annotated[str, typer.Option("--slice", help="Name of the slice, or a time in it, e.g. 20260131T120000Z.")],
     to_version: Annotated[int, typer.Option("--to-version", min=1, help="Which version to serve again.")],
     reason: _Reason = None,
-    do: _Apply = False,
+    do: Apply = False,
     output: Format = Output.TABLE,
 ) -> None:
     """Serve an earlier version of a slice again. Its rows are published as a new version."""

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from jobs.cli.shared import Format, Output, airflow, console_for_tables, errors, lake_of
+from jobs.cli.shared import Apply, Format, Output, PipelineName, airflow, console_for_tables, errors, lake_of
 from jobs.refusal import Refusal
 from jobs.settings import Settings, environment
-from jobs.times import parse_time
 
 if TYPE_CHECKING:
     from jobs.streaming.fleet import Fleet
@@ -103,7 +102,7 @@ def reset(
     to: Annotated[str, typer.Option(help="Where to begin: earliest, latest, timestamp or landed.")],
     timestamp: Annotated[str | None, typer.Option(help="With --to timestamp: arrival time, ISO 8601.")] = None,
     source: Annotated[list[str] | None, typer.Option(help="For ingest: only this source; may be repeated.")] = None,
-    do: Annotated[bool, typer.Option("--apply", help="Make the change; without --apply it is only shown.")] = False,
+    do: Apply = False,
     output: Format = Output.TABLE,
 ) -> None:
     """Let a stream begin at other offsets, with a new checkpoint. Live rows are cleared, the old checkpoint is kept.
@@ -112,14 +111,9 @@ def reset(
     """
     from jobs.broker import kafka
     from jobs.streaming import reset as tool
-    from jobs.streaming import reset_plan
+    from jobs.streaming.reset_plan import Request
 
-    request = reset_plan.Request(
-        job=job,
-        to=reset_plan.target(to),
-        timestamp_ms=parse_time(timestamp) if timestamp else None,
-        sources=tuple(source or ()),
-    )
+    request = Request.of(job, to, timestamp, source or ())
     settings = Settings.from_env()
     with kafka.admin(settings.kafka) as client:
         planned = (tool.apply if do else tool.plan)(settings, client, request)
@@ -132,7 +126,7 @@ def reset(
 
 
 def advise(
-    name: Annotated[str, typer.Argument(help="A pipeline: rolling_sum, word_count, …")],
+    name: PipelineName,
     hours: Annotated[
         float, typer.Option(min=0.01, help="How many hours of arrivals to look at, up to the newest.")
     ] = 24,

@@ -29,7 +29,6 @@ class PlannedBatch:
     ``conf`` has the settings that Spark keeps for the life of the checkpoint, even if a later session sets others.
     """
 
-    batch: int
     timestamp_ms: int
     watermark_ms: int
     ends: Offsets
@@ -79,7 +78,6 @@ class Checkpoint:
             metadata, *offsets = _lines(_read(file))
             head = json.loads(metadata)
             return PlannedBatch(
-                batch=batch,
                 timestamp_ms=_whole(head["batchTimestampMs"]),
                 watermark_ms=_whole(head["batchWatermarkMs"]),
                 ends=_offsets(json.loads(line) for line in offsets if line != "-"),

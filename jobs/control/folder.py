@@ -10,10 +10,11 @@ notices it when it looks for the lease of the next epoch.
 import logging
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from jobs.control.epochs import (
     DEAD_SECONDS,
@@ -25,8 +26,6 @@ from jobs.control.epochs import (
     Health,
     Launch,
     Owner,
-    Phase,
-    QueryProgress,
     Receipt,
     Stop,
     Wait,
@@ -48,6 +47,15 @@ _TAIL_BYTES = 20_000
 _WORDS = 500
 
 _Document = TypeVar("_Document")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Taken:
+    """The document of a lease: when it was taken, by whom, and whether for a driver that starts later."""
+
+    time: float
+    owner: Owner | None = None
+    launched: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,15 +86,15 @@ class Control:
     def epoch(self, number: int) -> Epoch:
         """The documents of one epoch."""
         # A power cut may have emptied the lease; then the process that took it has ended, too.
-        taken, owner, launched = self._read("lease", number, _lease) or (0.0, None, False)
+        lease = self._read("lease", number, _Taken) or _Taken(time=0.0)
         return Epoch(
             number=number,
-            taken=taken,
-            owner=owner,
-            launched=launched,
-            beat=self._read("heartbeat", number, _beat),
-            stop=self._read("stop", number, _stop),
-            receipt=self._read("receipt", number, _receipt),
+            taken=lease.time,
+            owner=lease.owner,
+            launched=lease.launched,
+            beat=self._read("heartbeat", number, Beat),
+            stop=self._read("stop", number, Stop),
+            receipt=self._read("receipt", number, Receipt),
         )
 
     def health(self, epoch: Epoch) -> Health:
@@ -134,8 +142,8 @@ class Control:
         last = self.newest()
         if last:
             self._refuse_if_alive(last)
-        taken = {"time": time.time(), "owner": asdict(owner), "launched": launched}
-        created = self.documents.create(_name("lease", last + 1), taken)
+        taken = _Taken(time=time.time(), owner=owner, launched=launched)
+        created = self.documents.create(_name("lease", last + 1), asdict(taken))
         # If this process was suspended after it read `last`, newer epochs may have come. Then the lease of this number
         # may be pruned already, and its name is free again.
         if not created or self.newest() > last + 1:
@@ -185,14 +193,17 @@ class Control:
 
     def stop_of(self, number: int) -> Stop | None:
         """The stop request to the driver of an epoch, if there is one."""
-        return self._read("stop", number, _stop)
+        return self._read("stop", number, Stop)
 
-    def _read(self, kind: str, number: int, parse: Callable[[dict[str, Any]], _Document]) -> _Document | None:
-        """One document; None if it is missing, or if another version wrote it and this version cannot read it."""
+    def _read(self, kind: str, number: int, type_: type[_Document]) -> _Document | None:
+        """One document; None if it is missing, or if another version wrote it and this version cannot read it.
+
+        Fields that this version does not have are ignored: a driver of a newer version may write more.
+        """
         document = self.documents.read(_name(kind, number))
         try:
-            return parse(document) if document is not None else None
-        except (KeyError, TypeError, ValueError, AttributeError):
+            return None if document is None else msgspec.convert(document, type_, str_keys=True)
+        except msgspec.ValidationError:
             log.warning("document %s of job %s cannot be read, and counts as missing", _name(kind, number), self.job)
             return None
 
@@ -247,34 +258,3 @@ def tail(log_file: Path, limit_bytes: int) -> str:
 
 def _name(kind: str, number: int) -> str:
     return f"{kind}-{number:010d}"
-
-
-def _lease(document: dict[str, Any]) -> tuple[float, Owner | None, bool]:
-    owner = document.get("owner")
-    return float(document["time"]), _owner(owner) if owner else None, bool(document.get("launched"))
-
-
-def _owner(document: dict[str, Any]) -> Owner:
-    return Owner(**_known(Owner, document))
-
-
-def _stop(document: dict[str, Any]) -> Stop:
-    return Stop(**_known(Stop, document))
-
-
-def _beat(document: dict[str, Any]) -> Beat:
-    queries = tuple(QueryProgress(**_known(QueryProgress, query)) for query in document["queries"])
-    changes = {"owner": _owner(document["owner"]), "phase": Phase(document["phase"]), "queries": queries}
-    return Beat(**{**_known(Beat, document), **changes})
-
-
-def _receipt(document: dict[str, Any]) -> Receipt:
-    offsets = document.get("offsets") or {}
-    whole = {topic: {int(p): end for p, end in ends.items()} for topic, ends in offsets.items()}
-    return Receipt(**{**_known(Receipt, document), "offsets": whole or None})
-
-
-def _known(kind: type, document: dict[str, Any]) -> dict[str, Any]:
-    """The fields that this version has. A driver of a newer version may write more."""
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in document.items() if name in names}

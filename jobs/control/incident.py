@@ -73,7 +73,7 @@ class Happening(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """The state of one incident: its times, its text, whether it is over, and which messages were sent."""
+    """The state of one incident: its times, its text, whether it is over, and whether its message was sent."""
 
     key: str
     opened: float
@@ -83,13 +83,8 @@ class Incident:
     link: str | None = None
     # The last text before it was closed.
     was: str | None = None
-    told_opened: bool = False
-    told_closed: bool = False
-
-    @property
-    def told(self) -> bool:
-        """Whether no message about it is left to send."""
-        return self.told_closed if self.closed else self.told_opened
+    # Whether no message about it is left to send.
+    told: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -306,6 +306,5 @@ def _incident(row: _Row, chapter: Sequence[_Word]) -> Incident:
         closed=last.closes,
         link=next((word.link for word in reversed(chapter) if word.link), None),
         was=before[-1].text if last.closes and before else None,
-        told_opened=any(number < last.number or not last.closes for number in told),
-        told_closed=last.closes and last.number in told,
+        told=last.number in told if last.closes else bool(told),
     )

@@ -39,16 +39,16 @@ class StreamState:
     job: str
     state: str
     wanted: bool | None
-    epoch: int | None
-    since: float | None
-    beat_seconds: float | None
-    batch: int | None
-    rows_per_second: float | None
-    lag: int | None
-    failures: int
-    cause: str
-    ui: str | None
-    log: str | None
+    epoch: int | None = None
+    since: float | None = None
+    beat_seconds: float | None = None
+    batch: int | None = None
+    rows_per_second: float | None = None
+    lag: int | None = None
+    failures: int = 0
+    cause: str = ""
+    ui: str | None = None
+    log: str | None = None
 
     @property
     def lives(self) -> bool:
@@ -125,12 +125,6 @@ class Fleet:
 
     def _end(self, jobs: Sequence[str], stop: Stop) -> dict[str, int]:
         """Ask every running driver to end, and wait until they have; returns the epochs that were asked."""
-        asked = self._ask(jobs, stop)
-        for job, epoch in asked.items():
-            self._await_end(job, epoch, stop.patience_seconds + _MARGIN_SECONDS)
-        return asked
-
-    def _ask(self, jobs: Sequence[str], stop: Stop) -> dict[str, int]:
         asked = {}
         for job in jobs:
             control = self._control(job)
@@ -139,6 +133,8 @@ class Fleet:
                 control.ask_to_stop(epoch.number, stop)
                 asked[job] = epoch.number
                 self.report(f"{job}: epoch {epoch.number} is asked to {'drain and stop' if stop.drain else 'stop'}")
+        for job, number in asked.items():
+            self._await_end(job, number, stop.patience_seconds + _MARGIN_SECONDS)
         return asked
 
     def _await_end(self, job: str, epoch: int, seconds: float) -> None:
@@ -183,8 +179,7 @@ class Fleet:
         history = control.history()
         wanted = None if dag is None else not dag["is_paused"]
         if not history:
-            nothing = dict.fromkeys(("epoch", "since", "beat_seconds", "batch", "rows_per_second", "lag", "ui", "log"))
-            return StreamState(job=job, state="never started", wanted=wanted, failures=0, cause="", **nothing)
+            return StreamState(job=job, state="never started", wanted=wanted)
         epoch = history[-1]
         health, beat = control.health(epoch), epoch.beat
         batches = [query.batch for query in epoch.queries if query.batch is not None]

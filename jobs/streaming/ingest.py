@@ -22,7 +22,7 @@ from jobs.control.room import Room
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.pipelines import INGEST, SOURCES
-from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.source import Source
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
@@ -36,7 +36,6 @@ from jobs.transforms.parse import parse
 
 log = logging.getLogger(__name__)
 
-_DAY_MS = 24 * HOUR_MS
 HOUR_FORMAT = "yyyy-MM-dd'T'HH"
 
 
@@ -74,8 +73,8 @@ def _run_queries(
     until_caught_up: bool,
 ) -> driver.Ending:
     def start(source: Source) -> tuple[StreamingQuery, MicroBatches]:
-        begin, max_offsets = starts[source.name], settings.max_offsets
-        records = streams.read(spark, settings.kafka, source.name, max_offsets=max_offsets, begins=begin.begins)
+        begins, max_offsets = starts[source.name].begins, settings.max_offsets
+        records = streams.read(spark, settings.kafka, source.name, max_offsets=max_offsets, begins=begins)
         events = landed(records, source)
         checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
         path, schema = settings.lake_root / source.events_table, streams.arrow_schema(events)
@@ -84,14 +83,11 @@ def _run_queries(
         batches = MicroBatches(
             job=INGEST,
             topic=source.name,
-            fingerprint=None,
             lease=lease,
             checkpoint=checkpoint,
             table=TableWriter.open(path, schema, "hour", epoch=lease.epoch),
             client=client,
-            cluster_id=begin.topic.cluster_id,
-            topic_id=begin.topic.topic_id,
-            reached_before=begin.reached,
+            start=starts[source.name],
             stage=_stage,
             events=_kept(settings.lake_root, source),
             room=Room.of(settings.lake_root),
@@ -114,8 +110,8 @@ def _kept(lake_root: Folder, source: Source) -> KeptEvents:
         needed, now = needed_from(lake_root, source), time.time()
         for job, from_ms in needed.items():
             # A job that has run, but has not written yet which events it needs, has the time 0.
-            is_old = 0 < from_ms < round((now - kept.total_seconds()) * 1000) - _DAY_MS
-            if is_old and now - told_at.get(job, 0.0) > _DAY_MS / 1000:
+            is_old = 0 < from_ms < round((now - kept.total_seconds()) * 1000) - DAY_MS
+            if is_old and now - told_at.get(job, 0.0) > DAY_MS / 1000:
                 told_at[job] = now
                 log.warning(
                     "%s still needs events of %s from %s on: they are kept for longer than events_kept_days=%d",

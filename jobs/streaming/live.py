@@ -1,7 +1,7 @@
 """A pipeline's live job: it writes live rows of every window as soon as events come."""
 
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pyarrow as pa
 from kafka import KafkaAdminClient
@@ -112,9 +112,7 @@ def _run_query(
         checkpoint=checkpoint,
         table=TableWriter.open(path, schema, "slice", epoch=lease.epoch),
         client=client,
-        cluster_id=start.topic.cluster_id,
-        topic_id=start.topic.topic_id,
-        reached_before=start.reached,
+        start=start,
         stage=stage,
         announce=announce,
         superseded=lambda: PruneRequest.read(lease.control.documents).slices,
@@ -155,14 +153,10 @@ def _write_batch_row(folder: Folder, lease: Lease, batch: Batch, pipeline: Pipel
     row = {
         "epoch": pa.array([lease.epoch], pa.int64()),
         "batch": pa.array([batch.number], pa.int64()),
-        "as_of": pa.array([_utc(batch.plan.timestamp_ms)], time),
+        "as_of": pa.array([batch.plan.timestamp_ms * 1000], time),
         "fingerprint": [pipeline.fingerprint],
         "offsets": [ranges.to_json()],
-        "watermark": pa.array([_utc(batch.late_watermark_ms)], time),
+        "watermark": pa.array([batch.late_watermark_ms * 1000], time),
     }
     file = folder / f"slice={BATCHES_SLICE}" / "batch.parquet"
     write(pa.table(row), file)
-
-
-def _utc(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)

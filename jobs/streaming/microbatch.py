@@ -20,6 +20,7 @@ from jobs.lake.event_hours import KeptEvents
 from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
+from jobs.streaming.start import Start
 from jobs.streaming.torn_checkpoint import Keeper
 
 log = logging.getLogger(__name__)
@@ -50,17 +51,16 @@ class MicroBatches:
 
     job: str
     topic: str
-    fingerprint: str | None
     lease: Lease
     checkpoint: Checkpoint
     table: TableWriter
     client: KafkaAdminClient
-    cluster_id: str
-    topic_id: str
-    # The offsets that the stream had reached when the driver started.
-    reached_before: dict[int, int]
+    # The topic when the driver started, and the offsets that the stream had reached.
+    start: Start
     # Writes a micro-batch into a folder, and returns the number of its rows.
     stage: Callable[[DataFrame, Folder, Batch], int]
+    # The fingerprint of the pipeline's definition; None for `ingest`.
+    fingerprint: str | None = None
     announce: Callable[[list[Folder], Batch], None] | None = None
     # Returns the slices with rows that are not needed any more.
     superseded: Callable[[], Collection[str]] = tuple
@@ -88,7 +88,7 @@ class MicroBatches:
         """Set the offsets that the stream has reached: those of the last committed batch in its checkpoint, if any."""
         self._keeper = Keeper(self.checkpoint.path)
         last = self.checkpoint.last_committed()
-        self.reached = self.reached_before if last is None else self.checkpoint.planned(last).ends[self.topic]
+        self.reached = self.start.reached if last is None else self.checkpoint.planned(last).ends[self.topic]
 
     def __call__(self, frame: DataFrame, number: int) -> None:
         """Write one micro-batch. An error ends the query, and is kept so that the driver can report it."""
@@ -172,8 +172,8 @@ class MicroBatches:
             write_id=self.checkpoint.query_id(),
             batch=number,
             epoch=self.lease.epoch,
-            cluster_id=self.cluster_id,
-            topics={self.topic: Ranges(topic_id=self.topic_id, offsets=ranges)},
+            cluster_id=self.start.topic.cluster_id,
+            topics={self.topic: Ranges(topic_id=self.start.topic.topic_id, offsets=ranges)},
             fingerprint=self.fingerprint,
         )
         # Spark drops late events by the watermark of the batch before.
@@ -191,7 +191,7 @@ class MicroBatches:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
-        if now != self.topic_id:
+        if now != self.start.topic.topic_id:
             raise Refusal(
                 f"topic {self.topic!r} was {'deleted' if now is None else 're-created'} while it was read: "
                 f"nothing more is written; begin the new topic with {self.checkpoint.way_out}"

@@ -97,7 +97,7 @@ def _put_aside(lake_root: Folder, checkpoint: str) -> None:
     folder = lake_root / checkpoint
     if folder.exists():
         name = checkpoint.removeprefix(f"{CHECKPOINTS}/").replace("/", "-")
-        move_folder(folder, lake_root / ASIDE / f"{name}-{_stamp()}")
+        move_folder(folder, lake_root / ASIDE / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
 
 
 def _is_changed(lake_root: Folder, request: Request, epoch: int) -> bool:
@@ -116,7 +116,7 @@ def _plan(
         _reset_of(settings.lake_root, client, request, query, topics[query.source.name], notes[query.table])
         for query in queries
     )
-    return ResetPlan(request=request, queries=tuple(resets))
+    return ResetPlan(queries=tuple(resets))
 
 
 def _queries(request: Request) -> Iterator[Query]:
@@ -230,7 +230,3 @@ def _rows(table: Folder) -> int:
         return 0
     rows = rows_by_partition(DeltaTable(str(table)))
     return rows.total() - rows[BATCHES_SLICE]
-
-
-def _stamp() -> str:
-    return datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")

@@ -1,9 +1,10 @@
 """The plan of a reset: where each query begins, and which offsets and rows are read again, passed over or cleared."""
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +15,7 @@ from jobs.pipelines import INGEST, SOURCES, STREAMS
 from jobs.pipelines.layout import ASIDE
 from jobs.pipelines.source import Source
 from jobs.refusal import Refusal
-from jobs.times import iso
+from jobs.times import iso, parse_time
 
 
 class To(StrEnum):
@@ -43,6 +44,12 @@ class Request:
     to: To
     timestamp_ms: int | None = None
     sources: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, job: str, to: str, timestamp: str | None, sources: Iterable[str]) -> Self:
+        """The request in the words of an operator: the name of a target, and a time as ISO 8601."""
+        known, timestamp_ms = target(to), parse_time(timestamp) if timestamp else None
+        return cls(job=job, to=known, timestamp_ms=timestamp_ms, sources=tuple(sources))
 
     def __post_init__(self) -> None:
         """Refuse a request that makes no sense."""
@@ -187,7 +194,6 @@ class QueryReset:
 class ResetPlan:
     """The whole plan of a reset, before or after it was carried out."""
 
-    request: Request
     queries: tuple[QueryReset, ...]
 
     def as_rows(self) -> list[dict[str, Any]]:

@@ -68,16 +68,14 @@ def mend(checkpoint: Checkpoint, note: Note | None) -> None:
         _put_aside_if_torn(checkpoint.path / "offsets" / str(planned), checkpoint.planned, planned)
 
 
-def _put_aside_if_torn(file: Folder, read: Callable[[int], object], batch: int) -> None:
+def _put_aside_if_torn(file: Path, read: Callable[[int], object], batch: int) -> None:
     try:
         read(batch)
     except Refusal:
         _put_aside(file)
 
 
-def _put_aside(file: Folder) -> None:
-    if not isinstance(file, Path):
-        return
+def _put_aside(file: Path) -> None:
     aside = file.parent.parent / PUT_ASIDE / f"{file.parent.name}-{file.name}-{uuid.uuid4().hex}"
     make_folder(aside.parent)
     file.rename(aside)

@@ -5,7 +5,6 @@ public way to take a finished batch, so this module uses its private accumulator
 pinned, and tests send through a real broker.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -22,9 +21,6 @@ from kafka.record.util import encode_varint
 from jobs.broker.kafka import client_options
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
-
-# Building batches keeps the interpreter busy, and kafka-python's thread would warn at every short wait.
-logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 
 BATCH_BYTES = 512 * 1024
 _BATCHES_UNDER_WAY = 12

@@ -20,7 +20,7 @@ from jobs.pipelines.layout import CHECKPOINTS, PAGES, PUT_ASIDE
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays
 from jobs.storage.documents import UNREADABLE
-from jobs.storage.folders import Folder, remove
+from jobs.storage.folders import Folder, last_written, remove
 from jobs.upkeep.logs import Removed
 
 log = logging.getLogger(__name__)
@@ -85,9 +85,7 @@ def _put_there(each: Folder) -> float:
     if isinstance(each, Path):
         seen = each.stat(follow_symlinks=False)
         return max(seen.st_mtime, seen.st_ctime)
-    if each.is_file():
-        return each.stat().st_mtime
-    return max((seen.st_mtime for seen in each.written().values()), default=0.0)
+    return each.stat().st_mtime if each.is_file() else last_written(each)
 
 
 def _sizes(each: Folder) -> list[int]:

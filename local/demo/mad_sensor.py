@@ -73,7 +73,7 @@ def _is_told(stack: Stack, incident: Incident) -> bool:
     """Whether the alert was sent. It is sent after the task that opened the incident has ended."""
     deadline = time.monotonic() + _TOLD_SECONDS
     while time.monotonic() < deadline:
-        if any(now.told_opened for now in Incidents.of(stack.settings.jobs.lake_root).still_open(incident.key)):
+        if any(now.told for now in Incidents.of(stack.settings.jobs.lake_root).still_open(incident.key)):
             return True
         time.sleep(1)
     return False

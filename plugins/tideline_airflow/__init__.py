@@ -7,6 +7,10 @@ _TEXT = {"type": ["string", "null"]}
 
 def get_provider_info() -> dict[str, Any]:
     """Tideline as a provider of Airflow: connection types `tideline_kafka` and `tideline_airflow` with their forms."""
+    operators = (
+        *("account", "batch", "check", "control", "recompute"),
+        *("slices", "streaming", "topics", "traffic", "upkeep"),
+    )
     return {
         "package-name": "tideline",
         "name": "Tideline",
@@ -23,18 +27,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": "Tideline",
-                "python-modules": [
-                    "tideline_airflow.operators.account",
-                    "tideline_airflow.operators.batch",
-                    "tideline_airflow.operators.check",
-                    "tideline_airflow.operators.control",
-                    "tideline_airflow.operators.recompute",
-                    "tideline_airflow.operators.slices",
-                    "tideline_airflow.operators.streaming",
-                    "tideline_airflow.operators.topics",
-                    "tideline_airflow.operators.traffic",
-                    "tideline_airflow.operators.upkeep",
-                ],
+                "python-modules": [f"tideline_airflow.operators.{name}" for name in operators],
             }
         ],
         "triggers": [

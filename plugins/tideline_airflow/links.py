@@ -17,7 +17,7 @@ class StreamLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """The page of the stream that this operator runs, whichever driver holds the lease by then."""
-        return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}{CONSOLE}/streams/{operator.dag_id}{self.page}"
+        return address(f"streams/{operator.dag_id}{self.page}")
 
 
 class DriverLogLink(StreamLink):
@@ -61,7 +61,12 @@ class DataDocsLink(BaseOperatorLink):
 
 def address(path: str) -> str:
     """The address of a page of Tideline."""
-    return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}{CONSOLE}/{path}"
+    return page(f"{CONSOLE}/{path}")
+
+
+def page(path: str) -> str:
+    """The address of a page of Airflow. The path begins with a slash."""
+    return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}{path}"
 
 
 def driver_logs(job: str) -> Path:

@@ -69,9 +69,16 @@ def run(kafka: KafkaSettings, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 _PROBE_DAG = """
 import os
+from unittest.mock import patch
 from airflow.sdk import DAG
+from tideline_airflow.operators import submission
 from tideline_airflow.operators.streaming import StreamingJobOperator
+
+class ProbeOperator(StreamingJobOperator):
+    def _submit(self, epoch, log):
+        with patch.object(submission, "APPLICATION", os.environ["PROBE"]):
+            return super()._submit(epoch, log)
+
 with DAG(dag_id="probe", schedule=None):
-    run = StreamingJobOperator(task_id="run", job="word_count", retries=int(os.environ.get("PROBE_RETRIES", "0")))
-    run.application = os.environ.get("PROBE", "")
+    ProbeOperator(task_id="run", job="word_count", retries=int(os.environ.get("PROBE_RETRIES", "0")))
 """

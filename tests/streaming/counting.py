@@ -7,11 +7,13 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from jobs.broker.kafka import TopicState
 from jobs.control.checkpoint import Checkpoint, Offsets
 from jobs.control.lease import Lease
 from jobs.streaming import driver
 from jobs.streaming.driver import Ending
 from jobs.streaming.microbatch import MicroBatches
+from jobs.streaming.start import Start
 
 JOB = "counting"
 ENDLESS = 10**6
@@ -34,18 +36,16 @@ class Counting(MicroBatches):
         cls, stop: threading.Event, checkpoint: Path, *, enough: int = 3, broken: tuple[int, ...] = ()
     ) -> "Counting":
         nothing: Any = SimpleNamespace()
+        topic = TopicState(cluster_id="c", topic_id="t", partitions=0, earliest={}, latest={})
         batches = cls(
             job=JOB,
             topic=checkpoint.name,
-            fingerprint=None,
             lease=nothing,
             # The offsets of this query are not those of a topic's partitions.
             checkpoint=Checkpoint(checkpoint.with_name("none")),
             table=nothing,
             client=nothing,
-            cluster_id="c",
-            topic_id="t",
-            reached_before={},
+            start=Start(topic=topic, reset_to={}),
             stage=nothing,
         )
         batches.stop, batches.seen, batches.enough, batches.broken = stop, [], enough, broken

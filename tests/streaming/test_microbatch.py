@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from jobs.broker.kafka import TopicState
 from jobs.control.checkpoint import Checkpoint
 from jobs.control.epochs import Owner, Receipt
 from jobs.control.folder import Control
@@ -27,12 +28,14 @@ from jobs.lake.delta.reading import rows_by_partition
 from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.streaming import microbatch
 from jobs.streaming.microbatch import Batch, ClosedError, MicroBatches
+from jobs.streaming.start import Start
 from tests.control import test_checkpoint
 from tests.processes import wait_until
 
 SCHEMA = pa.schema([("number", pa.int64()), ("slice", pa.string())])
 NO_FRAME: Any = None
 NO_CLIENT: Any = None
+TOPIC = TopicState(cluster_id="c1", topic_id="t1", partitions=0, earliest={}, latest={})
 
 checkpoint_path = test_checkpoint.path
 
@@ -65,14 +68,11 @@ class Scene:
         return Watched(
             job="rolling_sum",
             topic="numbers",
-            fingerprint=None,
             lease=self.lease,
             checkpoint=self.checkpoint,
             table=self.table,
             client=NO_CLIENT,
-            cluster_id="c1",
-            topic_id="t1",
-            reached_before={},
+            start=Start(topic=TOPIC, reset_to={}),
             stage=self._stage,
             announce=self._announce,
             while_kafka_answers=lambda: self.reach("topic"),

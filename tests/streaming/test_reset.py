@@ -156,7 +156,7 @@ def test_a_loss_names_its_ranges_and_a_live_table_has_none() -> None:
 
 def test_a_plan_for_people_and_for_programs() -> None:
     live, landed = reset_of("rolling_sum"), reset_of(INGEST)
-    plan = ResetPlan(request=Request(job="rolling_sum", to=To.EARLIEST), queries=(live, landed))
+    plan = ResetPlan(queries=(live, landed))
     assert plan.effects() == [
         "numbers: 1,234 rows of live/rolling_sum are cleared; the old checkpoint checkpoints/rolling_sum "
         "(batch 3 planned) moves to checkpoints/_aside",

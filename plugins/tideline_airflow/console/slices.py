@@ -1,6 +1,6 @@
 """Pages about the slices of a pipeline, their history, and the results of Great Expectations in a run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
 from typing import Annotated
 
@@ -22,7 +22,7 @@ from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import slice_named
 from jobs.settings import Settings
 from jobs.times import iso
-from tideline_airflow.console.streams import STYLE
+from tideline_airflow.console.parts import STYLE, Link, table
 from tideline_airflow.links import DataDocsLink, address
 
 _SHOWN = 200
@@ -53,7 +53,7 @@ def slices(pipeline: _Pipeline) -> str:
     heads = ("slice", "state", "version", "rows", "events", "late", "since", "reason")
     return _page(
         f"Slices of {pipeline.name}",
-        f"<p>{escape(_said(pipeline, ledger, newest))}</p>{_table(heads, rows)}{'' if is_all else more}",
+        f"<p>{escape(_said(pipeline, ledger, newest))}</p>{table(heads, rows)}{'' if is_all else more}",
     )
 
 
@@ -81,17 +81,16 @@ def one_slice(pipeline: _Pipeline, name: str) -> str:
         raise HTTPException(404, f"slice {known} of {pipeline.name} is neither in the ledger nor final")
     heads = ("time", "state", "version", "rows", "events", "late", "run", "reason", "checks")
     rows = [
-        (*_of(entry), entry.run, entry.reason, _Link("Data Docs", _docs(pipeline, entry)))
-        for entry in reversed(history)
+        (*_of(entry), entry.run, entry.reason, Link("Data Docs", _docs(pipeline, entry))) for entry in reversed(history)
     ]
     facts = [(key, value) for key, value in vars(header).items()] if header else []
     shown = (
-        f"<h2>Served</h2>{_table(('what', 'value'), facts)}"
+        f"<h2>Served</h2>{table(('what', 'value'), facts)}"
         if facts
         else "<p>It is not final: live rows are served.</p>"
     )
     verdict = _verdict(pipeline, known, history)
-    return _page(f"Slice {known} of {pipeline.name}", f"{shown}{verdict}<h2>History</h2>{_table(heads, rows)}")
+    return _page(f"Slice {known} of {pipeline.name}", f"{shown}{verdict}<h2>History</h2>{table(heads, rows)}")
 
 
 @router.get("/quality/{dag_id}/{run}.html", response_class=HTMLResponse)
@@ -108,19 +107,12 @@ def data_docs(dag_id: str, run: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-class _Link:
-    """A table cell with a link; empty if there is no address."""
-
-    def __init__(self, text: str, href: str | None) -> None:
-        self.text, self.href = text, href
-
-
 def _lake(pipeline: Pipeline) -> PipelineLake:
     return PipelineLake(Settings.from_env().lake_root, pipeline)
 
 
 def _row(pipeline: Pipeline, entry: LedgerLine) -> tuple[object, ...]:
-    link = _Link(entry.slice, address(f"slices/{pipeline.recompute_job}/{entry.slice}"))
+    link = Link(entry.slice, address(f"slices/{pipeline.recompute_job}/{entry.slice}"))
     state = (
         "outdated" if entry.state is State.FINAL and entry.fingerprint != pipeline.fingerprint else entry.state.value
     )
@@ -158,7 +150,7 @@ def _verdict(pipeline: Pipeline, name: str, history: list[LedgerLine]) -> str:
         return ""
     verdict = (RunFolder.of(_lake(pipeline), history[-1].run).verdicts() or {}).get(name, {})
     rows = [(f["expectation"], f["severity"], f["observed"]) for f in verdict.get("failures", ())]
-    return f"<h2>Why it is blocked</h2>{_table(('expectation', 'severity', 'observed'), rows)}"
+    return f"<h2>Why it is blocked</h2>{table(('expectation', 'severity', 'observed'), rows)}"
 
 
 def _page(title: str, body: str) -> str:
@@ -166,19 +158,3 @@ def _page(title: str, body: str) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{body}</body></html>"
     )
-
-
-def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    cells = "".join(f"<th>{head}</th>" for head in heads)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, _Link):
-        return f'<td><a href="{escape(value.href)}">{escape(value.text)}</a></td>' if value.href else "<td></td>"
-    if value is None:
-        return "<td></td>"
-    if isinstance(value, int):
-        return f'<td class="n">{value:,}</td>'
-    return f"<td>{escape(str(value))}</td>"

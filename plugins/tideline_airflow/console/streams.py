@@ -1,6 +1,5 @@
 """Pages per streaming job: one with its state, progress and epochs, its log, and a redirect to its Spark UI."""
 
-from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Annotated
@@ -17,24 +16,10 @@ from jobs.pipelines import STREAMS
 from jobs.pipelines.layout import dag_id_of
 from jobs.settings import Settings
 from jobs.times import utc
+from tideline_airflow.console.parts import STYLE, table
 from tideline_airflow.links import driver_logs
 
 _TAIL_BYTES = 500_000
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1b2733 }
-h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin-top: 2rem }
-table { border-collapse: collapse; width: 100% } th { text-align: left; font-weight: 600 }
-th, td { border-bottom: 1px solid #d8e0e8; padding: .35rem .6rem; vertical-align: top }
-td.n { font-variant-numeric: tabular-nums }
-.state { border-radius: 1rem; padding: .1rem .7rem; color: #fff; background: #64748b; font-size: .9rem }
-.running { background: #15803d } .starting, .stopping { background: #0369a1 }
-.stalled { background: #b45309 } .failed, .dead { background: #b91c1c }
-.incident { border-left: .3rem solid #b91c1c; background: #fef2f2; padding: .5rem 1rem }
-@media (prefers-color-scheme: dark) {
-  body { background: #111827; color: #e5e7eb } a { color: #7dd3fc } th, td { border-color: #374151 }
-  .incident { background: #3b1d1d }
-}
-"""
 
 router = APIRouter(prefix="/streams/{dag_id}", dependencies=[Depends(requires_access_dag(method="GET"))])
 
@@ -100,7 +85,7 @@ def _body(control: Control, history: list[Epoch], incidents: list[str]) -> str:
             f' <a href="{page}/log">Driver’s log</a> · <a href="{page}/spark">Spark UI</a></p>',
             *(f'<p class="incident">{escape(text)}</p>' for text in incidents),
             "<h2>Progress</h2>",
-            _table(
+            table(
                 ("topic", "batch", "rows", "rows/s", "seconds", "lag", "watermark", "last step"),
                 (
                     (q.topic, q.batch, q.rows, q.rows_per_second, q.batch_seconds, q.lag, q.watermark, _utc(q.stepped))
@@ -108,7 +93,7 @@ def _body(control: Control, history: list[Epoch], incidents: list[str]) -> str:
                 ),
             ),
             "<h2>Epochs</h2>",
-            _table(
+            table(
                 ("epoch", "began", "ended", "state", "cause"),
                 ((e.number, _utc(e.taken), *_ending(control, e)) for e in reversed(history)),
             ),
@@ -123,20 +108,6 @@ def _ending(control: Control, epoch: Epoch) -> tuple[str, str, str]:
     if health is Health.DEAD:
         return "", health, death_of(epoch)
     return "", health, f"asked to stop by {epoch.stop.by}" if epoch.stop else ""
-
-
-def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    cells = "".join(f"<th>{head}</th>" for head in heads)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "<td></td>"
-    if isinstance(value, int | float):
-        return f'<td class="n">{value:,}</td>'
-    return f"<td>{escape(str(value))}</td>"
 
 
 def _utc(moment: float) -> str:

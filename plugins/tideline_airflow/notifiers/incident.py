@@ -8,7 +8,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow.sdk import BaseNotifier, Context, conf
+from airflow.sdk import BaseNotifier, Context
+
+from tideline_airflow.links import page
 
 if TYPE_CHECKING:
     from jobs.control.incidents import Incidents
@@ -74,11 +76,6 @@ class IncidentNotifier(BaseNotifier):
                 _deadline_missed(incidents, context)
 
 
-def page(path: str) -> str:
-    """The address of a page of Airflow."""
-    return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}/{path.lstrip('/')}"
-
-
 def _task_failed(incidents: "Incidents", context: dict[str, Any], *, known: bool) -> None:
     from jobs.control.incident import failed_run_key
 
@@ -93,7 +90,7 @@ def _run_failed(incidents: "Incidents", context: dict[str, Any]) -> None:
     """Open an incident that no task has opened: the task was killed, so no callback ran, or the run took too long."""
     from jobs.control.incident import failed_run_key
 
-    dag_id, run_id, task = context["dag"].dag_id, _run_id(context), context.get("ti")
+    dag_id, run_id, task = context["dag"].dag_id, str(context["run_id"]), context.get("ti")
     reason = str(context.get("reason"))
     if reason != _TASK_FAILED or task is None:
         text = f"{dag_id} failed: run {run_id}: {reason.replace('_', ' ')}"
@@ -108,7 +105,7 @@ def _run_succeeded(incidents: "Incidents", context: dict[str, Any]) -> None:
 
     dag_id = context["dag"].dag_id
     for key in (failed_run_key(dag_id), missed_deadline_key(dag_id)):
-        incidents.close(key, f"run {_run_id(context)} of {dag_id} succeeded")
+        incidents.close(key, f"run {context['run_id']} of {dag_id} succeeded")
 
 
 def _deadline_missed(incidents: "Incidents", context: dict[str, Any]) -> None:
@@ -127,12 +124,8 @@ def _deadline_missed(incidents: "Incidents", context: dict[str, Any]) -> None:
     incidents.open(missed_deadline_key(dag_id), text, link=_run_page(dag_id, run_id))
 
 
-def _run_id(context: dict[str, Any]) -> str:
-    return str(context["run_id"])
-
-
 def _run_page(dag_id: str, run_id: str) -> str:
-    return page(f"dags/{dag_id}/runs/{quote(run_id)}")
+    return page(f"/dags/{dag_id}/runs/{quote(run_id)}")
 
 
 def _sentence(error: object) -> str:

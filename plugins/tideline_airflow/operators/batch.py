@@ -1,15 +1,12 @@
 """A batch job as a task. Its driver ends with the task at the latest, and the driver's output is the task's log."""
 
-import logging
 import os
 import re
 import subprocess
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -19,7 +16,7 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
-from tideline_airflow.operators.submission import APPLICATION, submission
+from tideline_airflow.operators.submission import submission
 from tideline_airflow.triggers.room import RoomTrigger
 
 if TYPE_CHECKING:
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
 _BRIEF_EVENTS = 500_000
 # The prefix with which `tideline` prints a refusal.
 _REFUSAL = "tideline: "
-# kafka-python warns of every pause over 0.1 s, and a busy machine has many such pauses.
-logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 # Java prints this at every start of Spark.
 _NOISE = ("WARNING: Using incubator modules: jdk.incubator.vector",)
 _KEPT_LINES = 30
@@ -45,11 +40,10 @@ class DriverError(AirflowException):
 class PipelineOperator(BaseOperator):
     """A task about one pipeline."""
 
-    def __init__(self, *, pipeline: str, kafka_conn_id: str = KafkaHook.default_conn_name, **kwargs: Any) -> None:
-        """The definition and the connection are looked up when the task runs."""
+    def __init__(self, *, pipeline: str, **kwargs: Any) -> None:
+        """The definition is looked up when the task runs."""
         super().__init__(**kwargs)
         self.pipeline = pipeline
-        self.kafka_conn_id = kafka_conn_id
 
     def pre_execute(self, context: Context) -> None:
         """Begin when the disk of the lake has room. A task that waits for room holds no worker slot."""
@@ -77,28 +71,14 @@ class PipelineOperator(BaseOperator):
 
     def settings(self) -> Settings:
         """The settings of the environment, with Kafka's from the connection."""
-        return replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
+        return replace(Settings.from_env(), kafka=KafkaHook().settings())
 
 
 class BatchJobOperator(PipelineOperator):
     """Runs a job of `python -m jobs` under `spark-submit`, and waits for its end."""
 
-    template_fields: Sequence[str] = ("conf",)
-
-    def __init__(
-        self,
-        *,
-        spark_conn_id: str = SparkSubmitHook.default_conn_name,
-        conf: dict[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Connection and jars are looked up when the task runs."""
-        super().__init__(**kwargs)
-        self.spark_conn_id = spark_conn_id
-        self.conf = conf or {}
-        self.application = APPLICATION
-        self._process: subprocess.Popen[str] | None = None
-        self._killed = False
+    _process: "subprocess.Popen[str] | None" = None
+    _killed = False
 
     def submit(self, *arguments: str, events: int | None = None, nice: int = 0) -> None:
         """Run a driver to its end. A refusal fails the task for good; the task is tried again after any other failure.
@@ -106,14 +86,7 @@ class BatchJobOperator(PipelineOperator):
         ``events``: how many events the job reads, if known. With few, the driver is set to start quickly, not to run
         quickly. ``nice``: added to the driver's nice value, so that other processes of this machine go first.
         """
-        command, environment = submission(
-            arguments,
-            application=self.application,
-            spark_conn_id=self.spark_conn_id,
-            kafka_conn_id=self.kafka_conn_id,
-            conf=self.conf,
-            brief=events is not None and events <= _BRIEF_EVENTS,
-        )
+        command, environment = submission(arguments, brief=events is not None and events <= _BRIEF_EVENTS)
         # If the task is killed hard, it cannot end its driver. So the driver watches the task's process.
         environment[TASK_VARIABLE] = process_words()
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -6,18 +6,17 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException
 
 from jobs.refusal import Refusal
 from jobs.settings import Settings
-from jobs.times import parse_time
 from tideline_airflow.hooks.airflow import AirflowHook
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.log_tables import as_text
+from tideline_airflow.refusals import fails_for_good_on
 
 if TYPE_CHECKING:
-    from jobs.streaming.fleet import Fleet, StreamState
+    from jobs.streaming.fleet import Fleet
 
 _LOG_WIDTH = 160
 
@@ -44,27 +43,25 @@ class ControlStreamsOperator(BaseOperator):
         jobs: Sequence[str] | str,
         seconds: int | str | None = None,
         by: str = "the DAG control_streams",
-        airflow_conn_id: str = AirflowHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """All but the connection may be templates, or params of the DAG, which keep their types."""
+        """All may be templates, or params of the DAG, which keep their types."""
         super().__init__(**kwargs)
         self.action = action
         self.jobs = jobs
         self.seconds = seconds
         self.by = by
-        self.airflow_conn_id = airflow_conn_id
 
     def execute(self, context: Context) -> "list[dict[str, Any]]":
         """Return the state of the streams afterwards, as rows."""
         from jobs.streaming import fleet
 
         jobs = fleet.known_jobs(self.jobs)
-        with AirflowHook(self.airflow_conn_id).get_conn() as api:
+        with AirflowHook().get_conn() as api:
             streams = fleet.Fleet(lake_root=Settings.from_env().lake_root, api=api, report=self.log.info)
             self._act(streams, jobs)
             states = streams.status(jobs)
-        self._show(states)
+        self.log.info("Streams:\n%s", as_text(fleet.table(states), _LOG_WIDTH))
         context["ti"].xcom_push(RUN_NOTE, "; ".join(f"{state.job}: {state.state}" for state in states))
         return fleet.as_rows(states)
 
@@ -82,11 +79,6 @@ class ControlStreamsOperator(BaseOperator):
             case Action.STATUS:
                 pass
 
-    def _show(self, states: "list[StreamState]") -> None:
-        from jobs.streaming import fleet
-
-        self.log.info("Streams:\n%s", as_text(fleet.table(states), _LOG_WIDTH))
-
 
 class ResetStreamOperator(BaseOperator):
     """Shows the changes that a reset of a stream makes; with `apply` it resets. Refused while the driver lives."""
@@ -101,34 +93,27 @@ class ResetStreamOperator(BaseOperator):
         timestamp: str | None = None,
         sources: Sequence[str] | str = (),
         apply: bool | str = False,
-        kafka_conn_id: str = KafkaHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """All but the connection may be templates, or params of the DAG, which keep their types."""
+        """All may be templates, or params of the DAG, which keep their types."""
         super().__init__(**kwargs)
         self.job = job
         self.to = to
         self.timestamp = timestamp
         self.sources = sources
         self.apply = apply
-        self.kafka_conn_id = kafka_conn_id
 
     def execute(self, context: Context) -> "list[dict[str, Any]]":
         """Show the plan as a table in the log, and its effects on the run; return it as rows."""
         from jobs.broker import kafka
-        from jobs.streaming import reset, reset_plan
+        from jobs.streaming import reset
+        from jobs.streaming.reset_plan import Request
 
-        settings = replace(Settings.from_env(), kafka=KafkaHook(self.kafka_conn_id).settings())
-        try:
-            timestamp_ms = parse_time(self.timestamp) if self.timestamp else None
-            request = reset_plan.Request(
-                job=self.job, to=reset_plan.target(self.to), timestamp_ms=timestamp_ms, sources=tuple(self.sources)
-            )
+        settings = replace(Settings.from_env(), kafka=KafkaHook().settings())
+        with fails_for_good_on(Refusal):
+            request = Request.of(self.job, self.to, self.timestamp, self.sources)
             with kafka.admin(settings.kafka) as client:
                 planned = (reset.apply if self.apply else reset.plan)(settings, client, request)
-        except Refusal as refusal:
-            # The next try would be refused again.
-            raise AirflowFailException(str(refusal)) from refusal
         dry = "Nothing is changed: this was a dry run. Set apply to reset the stream."
         done = "The reset is done: start the stream now." if self.apply else dry
         self.log.info("%s\n%s\n%s", as_text(planned.table(), _LOG_WIDTH), "\n".join(planned.effects()), done)

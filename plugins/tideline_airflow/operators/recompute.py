@@ -1,6 +1,6 @@
 """The four tasks that make slices final: plan, recompute, audit, publish."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -18,6 +18,7 @@ from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.log_tables import as_text
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.batch import BatchJobOperator, DriverError, PipelineOperator
+from tideline_airflow.refusals import fails_for_good_on
 from tideline_airflow.scheduling.asked_slices import Asked, Outdated, asked
 from tideline_airflow.scheduling.partitions import asset_of, key_of, wait_until_over
 
@@ -44,11 +45,9 @@ class PlanOperator(PipelineOperator):
         from jobs.finality import plan_report
 
         run = context["dag_run"]
-        try:
+        # Only a wrong request fails for good. A broker that does not answer may answer the next try.
+        with fails_for_good_on(Refusal):
             ask = asked(self.definition, run, context["params"], lambda: self._slices_of_earlier_try(run.run_id))
-        except Refusal as refusal:
-            # Each try would be refused again. A broker that does not answer is no refusal: it may answer the next try.
-            raise AirflowFailException(str(refusal)) from refusal
         planned = self._plan(run.run_id, run.partition_key, ask)
         shown = {**plan_report.shown(planned), "dry_run": ask.dry_run}
         done = ["A dry run: nothing is changed."] if ask.dry_run else []
@@ -149,10 +148,8 @@ class AuditOperator(BatchJobOperator):
     def execute(self, context: Context) -> dict[str, list[str]]:
         """Return the failed checks of each slice, warnings too."""
         run_id = context["dag_run"].run_id
-        try:
+        with fails_for_good_on(Refusal):
             self._examine(run_id, DataDocsLink.address(context["dag"].dag_id, run_id))
-        except Refusal as refusal:
-            raise AirflowFailException(str(refusal)) from refusal
         verdicts = RunFolder.of(self.lake(), run_id).verdicts() or {}
         shown = {name: [failure["sentence"] for failure in verdict["failures"]] for name, verdict in verdicts.items()}
         for name, failures in shown.items():
@@ -201,10 +198,8 @@ class PublishOperator(PipelineOperator):
         # If the broker does not answer, or a clock is wrong, the task is tried again: the cause may be gone by then.
         kafka = self.settings().kafka
         now_ms = broker_now_ms(kafka)
-        try:
+        with fails_for_good_on(Refusal):
             return publishing.publish(self.lake(), kafka, run_id, approved, now_ms=now_ms)
-        except Refusal as refusal:
-            raise AirflowFailException(str(refusal)) from refusal
 
     def tell(self, context: Context, published: "Published") -> dict[str, int]:
         """Report the result of the run, and add an asset event for each published slice."""
@@ -216,12 +211,15 @@ class PublishOperator(PipelineOperator):
         if not published.versions:
             # If the task succeeded without keys, Airflow would add an event for the run's own partition.
             raise AirflowSkipException(" ".join(words))
+        self.add_events(context, sorted(published.versions))
+        return dict(published.versions)
+
+    def add_events(self, context: Context, slices: Iterable[str]) -> None:
+        """Add an asset event for each of these slices."""
         asset = asset_of(self.definition)
-        keys = [key_of(slice_named(self.definition, name)) for name in sorted(published.versions)]
         # Declared here, because some tasks get the pipeline from a form, only when they run.
         self.outlets = [asset]
-        context["outlet_events"][asset].add_partitions(keys)
-        return dict(published.versions)
+        context["outlet_events"][asset].add_partitions([key_of(slice_named(self.definition, name)) for name in slices])
 
 
 def _plan_or_skip(folder: RunFolder) -> Plan:

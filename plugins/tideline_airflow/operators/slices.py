@@ -3,7 +3,6 @@
 from typing import Any
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException
 
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.slices import LedgerLine, State
@@ -14,6 +13,7 @@ from tideline_airflow.links import SlicesLink
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.operators.batch import PipelineOperator
 from tideline_airflow.operators.recompute import PublishOperator
+from tideline_airflow.refusals import fails_for_good_on
 
 
 def _blocked(operator: PipelineOperator, slice_: str) -> LedgerLine:
@@ -48,17 +48,16 @@ class ShowBlockedOperator(PipelineOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the facts for the decision; refused if the slice is not blocked."""
-        try:
+        with fails_for_good_on(Refusal, RefusedDefinitionError):
             entry = _blocked(self, self.slice)
             folder = RunFolder.of(self.lake(), entry.run)
-            verdict = (folder.verdicts() or {})[self.slice]
+            verdict = (folder.verdicts() or {}).get(self.slice)
+            if verdict is None:
+                raise Refusal(
+                    f"the rows that run {entry.run} staged for slice {self.slice} were deleted: restate the slice "
+                    "instead"
+                )
             shown = _shown(folder, self.slice)
-        except (Refusal, RefusedDefinitionError) as refusal:
-            raise AirflowFailException(str(refusal)) from refusal
-        except KeyError as error:
-            raise AirflowFailException(
-                f"the rows that run {entry.run} staged for slice {self.slice} were deleted: restate the slice instead"
-            ) from error
         failures = [f"* {f['expectation']}: {f['observed']} ({f['severity']})" for f in verdict["failures"]]
         heads = [
             f"Slice **{self.slice}** of **{self.pipeline}**, {verdict['rows']:,} rows, run `{entry.run}`.",
@@ -85,15 +84,13 @@ class PublishBlockedOperator(PublishOperator):
 
     def execute(self, context: Context) -> dict[str, int]:
         """Return the version that is served from now on."""
-        try:
+        with fails_for_good_on(Refusal):
             if not (self.reason or "").strip():
                 raise Refusal("a blocked slice needs a reason to be published: enter one with the approval")
             folder = RunFolder.of(self.lake(), self.run)
             if _blocked(self, self.slice).run != self.run or _shown(folder, self.slice) != self.shown:
                 raise Refusal(f"slice {self.slice} was computed again since it was shown: trigger this DAG again")
             approved = {self.slice: f"{self.by}: {self.reason.strip()}"}
-        except Refusal as refusal:
-            raise AirflowFailException(str(refusal)) from refusal
         return self.tell(context, self.publish(self.run, approved))
 
 
@@ -115,14 +112,12 @@ class RollBackOperator(PublishOperator):
 
     def execute(self, context: Context) -> Any:
         """Return rows and checksums of both versions, and the result unless it is a dry run."""
-        try:
+        with fails_for_good_on(Refusal, RefusedDefinitionError):
             lines = self._look()
             if self.apply:
                 lines += self._roll_back(context)
             else:
                 lines.append("A dry run: nothing is changed.")
-        except (Refusal, RefusedDefinitionError) as refusal:
-            raise AirflowFailException(str(refusal)) from refusal
         self.log.info("%s", "\n".join(lines))
         context["ti"].xcom_push(RUN_NOTE, "\n\n".join(lines)[:RUN_NOTE_LENGTH])
         return {"said": lines}
@@ -145,7 +140,6 @@ class RollBackOperator(PublishOperator):
 
     def _roll_back(self, context: Context) -> list[str]:
         from jobs.finality import rollback
-        from tideline_airflow.scheduling.partitions import asset_of, key_of
 
         reason = (self.reason or "").strip()
         if not reason:
@@ -154,7 +148,5 @@ class RollBackOperator(PublishOperator):
         header = rollback.roll_back(
             self.lake(), self.settings().kafka, self.slice, version, run=run, reason=reason, by=self.by
         )
-        asset = asset_of(self.definition)
-        self.outlets = [asset]
-        context["outlet_events"][asset].add_partitions(key_of(slice_named(self.definition, self.slice)))
+        self.add_events(context, [self.slice])
         return [f"Done: the rows of version {version} are served again, as version {header.version}."]

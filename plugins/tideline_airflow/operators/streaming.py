@@ -6,13 +6,11 @@ through its control folder.
 
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -25,10 +23,9 @@ from jobs.control.lease import EPOCH_VARIABLE, LOG_VARIABLE
 from jobs.control.room import Room
 from jobs.settings import Settings
 from jobs.upkeep.logs import BEFORE
-from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
 from tideline_airflow.notifiers.incident import AlreadyTold
-from tideline_airflow.operators.submission import APPLICATION, submission
+from tideline_airflow.operators.submission import submission
 from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop_once
 
 _KEPT_LOGS = 20
@@ -48,28 +45,15 @@ class StreamingJobOperator(BaseOperator):
     Kafka's settings reach the driver in its environment, never as arguments.
     """
 
-    template_fields: Sequence[str] = ("conf",)
     operator_extra_links = (StreamLink(), DriverLogLink(), SparkUiLink())
 
-    def __init__(
-        self,
-        *,
-        job: str,
-        spark_conn_id: str = SparkSubmitHook.default_conn_name,
-        kafka_conn_id: str = KafkaHook.default_conn_name,
-        conf: dict[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Connection, settings and jars are looked up when the task runs."""
+    def __init__(self, *, job: str, **kwargs: Any) -> None:
+        """Connections, settings and jars are looked up when the task runs."""
         # The control folder decides how long to wait before the next start, whichever try or run makes it. So Airflow
         # itself waits only 1 s between two tries.
         once_more: dict[str, Any] = {"retries": LOOP_FAILURES, "retry_delay": timedelta(seconds=1)}
         super().__init__(**{**once_more, **kwargs})
         self.job = job
-        self.spark_conn_id = spark_conn_id
-        self.kafka_conn_id = kafka_conn_id
-        self.conf = conf or {}
-        self.application = APPLICATION
         self._launched: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -161,13 +145,7 @@ class StreamingJobOperator(BaseOperator):
         return epoch
 
     def _submit(self, epoch: int, log: Path) -> "subprocess.Popen[bytes]":
-        command, environment = submission(
-            [self.job] if self.job == pipelines.INGEST else ["live", self.job],
-            application=self.application,
-            spark_conn_id=self.spark_conn_id,
-            kafka_conn_id=self.kafka_conn_id,
-            conf=self.conf,
-        )
+        command, environment = submission([self.job] if self.job == pipelines.INGEST else ["live", self.job])
         # Opened in append mode: `upkeep` empties a large log while the driver has it open, and the next line must go to
         # the new end.
         with log.open("ab") as output:

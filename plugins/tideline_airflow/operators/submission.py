@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings, spark_conf
 from tideline_airflow.environment import of_child
-from tideline_airflow.hooks.kafka import KafkaHook
 
 APPLICATION = str(PROJECT / "jobs" / "__main__.py")
 _OPTIONS = "spark.driver.extraJavaOptions"
@@ -35,42 +34,30 @@ class _QuietHook(SparkSubmitHook):
         return _WARNINGS
 
 
-def submission(
-    arguments: Sequence[str],
-    *,
-    application: str = APPLICATION,
-    spark_conn_id: str = SparkSubmitHook.default_conn_name,
-    kafka_conn_id: str = KafkaHook.default_conn_name,
-    conf: Mapping[str, str] | None = None,
-    brief: bool = False,
-) -> tuple[list[str], dict[str, str]]:
+def submission(arguments: Sequence[str], *, brief: bool = False) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment of `spark-submit`. Kafka's settings are never arguments.
 
     A ``brief`` job ends before optimized code would pay off. So the JVM compiles its code once and does not optimize
     it. The job then takes 60 % of the processor time that it takes otherwise.
     """
-    connection = _QuietHook(conn_id=spark_conn_id)._connection
+    connection = _QuietHook()._connection
     if connection["deploy_mode"] == "cluster":
-        raise Refusal(f"connection {spark_conn_id!r}: jobs run in client mode; set deploy-mode to client")
+        raise Refusal("connection 'spark_default': jobs run in client mode; set deploy-mode to client")
     settings = replace(Settings.from_env(), spark_master=connection["master"])
-    own = spark_conf(settings)
+    conf = spark_conf(settings)
     if brief:
-        own |= {_OPTIONS: f"{own[_OPTIONS]} -XX:TieredStopAtLevel=1", "spark.ui.enabled": "false"}
-    hook = _QuietHook(
-        conn_id=spark_conn_id,
-        conf={**own, **(conf or {})},
-        name=f"tideline {' '.join(arguments[:2])}",
-        application_args=list(arguments),
-    )
+        conf |= {_OPTIONS: f"{conf[_OPTIONS]} -XX:TieredStopAtLevel=1", "spark.ui.enabled": "false"}
+    name = f"tideline {' '.join(arguments[:2])}"
+    hook = _QuietHook(conf=conf, name=name, application_args=list(arguments))
     # The hook's own `submit` would wait for the end on a worker, and pass on its whole environment.
-    return hook._build_spark_submit_command(application), _environment(settings, kafka_conn_id)
+    return hook._build_spark_submit_command(APPLICATION), _environment(settings)
 
 
-def _environment(settings: Settings, kafka_conn_id: str) -> dict[str, str]:
+def _environment(settings: Settings) -> dict[str, str]:
     """The driver's environment: for Spark, Kafka and the lake, without any settings or secrets of Airflow."""
     python = Path(sys.executable)
     return {
-        **of_child(kafka_conn_id),
+        **of_child(),
         "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
         "PYSPARK_PYTHON": str(python),
         "SPARK_MASTER": settings.spark_master,

@@ -1,15 +1,15 @@
 """Topics as code, as two tasks: one shows the plan, the other applies it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseOperator, Context
-from airflow.sdk.exceptions import AirflowFailException
 
 from jobs import pipelines
 from jobs.refusal import Refusal
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.log_tables import as_text
+from tideline_airflow.refusals import fails_for_good_on
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
@@ -22,16 +22,11 @@ _LOG_WIDTH = 140
 class PlanTopicsOperator(BaseOperator):
     """Shows the steps that the topics need; fails for good if a step is refused."""
 
-    def __init__(self, *, kafka_conn_id: str = KafkaHook.default_conn_name, **kwargs: Any) -> None:
-        """Kafka is asked when the task runs."""
-        super().__init__(**kwargs)
-        self.kafka_conn_id = kafka_conn_id
-
     def execute(self, context: Context) -> None:
         """Show the plan as a table in the log and on the run, and as rows in the XCom `plan`."""
         from jobs.broker import kafka
 
-        with kafka.admin(KafkaHook(self.kafka_conn_id).settings()) as client:
+        with kafka.admin(KafkaHook().settings()) as client:
             self._act(client, self._plan(client, context))
 
     def _plan(self, client: "KafkaAdminClient", context: Context) -> "tuple[Step, ...]":
@@ -41,11 +36,8 @@ class PlanTopicsOperator(BaseOperator):
         context["ti"].xcom_push("plan", [step.as_row() for step in steps])
         context["ti"].xcom_push(RUN_NOTE, topics.markdown(steps, RUN_NOTE_LENGTH))
         self.log.info("The plan:\n%s", as_text(topics.table(steps), _LOG_WIDTH))
-        try:
+        with fails_for_good_on(Refusal):
             topics.require_no_refusal(steps)
-        except Refusal as refusal:
-            # The next try would be refused again.
-            raise AirflowFailException(str(refusal)) from refusal
         return steps
 
     def _act(self, client: "KafkaAdminClient", steps: "tuple[Step, ...]") -> None:

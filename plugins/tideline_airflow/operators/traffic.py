@@ -8,7 +8,6 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 
 from tideline_airflow.environment import of_child
-from tideline_airflow.hooks.kafka import KafkaHook
 
 
 class GenerateTrafficOperator(BaseOperator):
@@ -26,10 +25,9 @@ class GenerateTrafficOperator(BaseOperator):
         duplicate: float | str,
         corrupt: float | str,
         seed: int | str,
-        kafka_conn_id: str = KafkaHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        """All but the connection may be templates, or params of the DAG, which keep their types."""
+        """All may be templates, or params of the DAG, which keep their types."""
         super().__init__(**kwargs)
         self.sources = sources
         self.rate = rate
@@ -38,7 +36,6 @@ class GenerateTrafficOperator(BaseOperator):
         self.duplicate = duplicate
         self.corrupt = corrupt
         self.seed = seed
-        self.kafka_conn_id = kafka_conn_id
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def execute(self, context: Context) -> None:
@@ -53,7 +50,7 @@ class GenerateTrafficOperator(BaseOperator):
 
     def start(self) -> dict[str, "subprocess.Popen[bytes]"]:
         """Start one process for each source."""
-        environment = of_child(self.kafka_conn_id)
+        environment = of_child()
         for source in self.sources:
             self._running[source] = subprocess.Popen(self.command(source), env=environment)
         return self._running

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from airflow.sdk.types import DagRunProtocol as Run
 
 from jobs.finality.due import MAX_SLICES, Request
 from jobs.pipelines.pipeline import Pipeline
@@ -10,26 +12,6 @@ from jobs.pipelines.slices import Slice, slices_between
 from jobs.refusal import Refusal
 from jobs.times import parse_time
 from tideline_airflow.scheduling.partitions import slice_of
-
-
-class Run(Protocol):
-    """The attributes of an Airflow run that decide which slices it takes."""
-
-    @property
-    def run_id(self) -> str:
-        """Its name."""
-
-    @property
-    def run_type(self) -> Any:
-        """Scheduled, backfill, manual, …."""
-
-    @property
-    def partition_key(self) -> str | None:
-        """Its slice, if it has one."""
-
-    @property
-    def clear_number(self) -> int | None:
-        """How often it was cleared."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,17 +12,17 @@ from tideline_airflow.notifiers.incident import Event, IncidentNotifier
 
 OWNER = "tideline"
 TAG = "tideline"
+
+
+def _in_pool(name: str | None) -> dict[str, Any]:
+    return {"pool": name or "default_pool", "weight_rule": FirstCome()}
+
+
 # Batch Spark jobs take their slots from these pools, in turn. The embedded platform sizes the pools by the machine.
 # Accounts have a pool of their own. So they do not hold up publishes. And publishes, which may come each minute, do not
 # keep accounts waiting without end.
-IN_RECOMPUTE_POOL: dict[str, Any] = {
-    "pool": os.environ.get("TIDELINE_RECOMPUTE_POOL") or "default_pool",
-    "weight_rule": FirstCome(),
-}
-IN_ACCOUNT_POOL: dict[str, Any] = {
-    "pool": os.environ.get("TIDELINE_ACCOUNT_POOL") or "default_pool",
-    "weight_rule": FirstCome(),
-}
+IN_RECOMPUTE_POOL = _in_pool(os.environ.get("TIDELINE_RECOMPUTE_POOL"))
+IN_ACCOUNT_POOL = _in_pool(os.environ.get("TIDELINE_ACCOUNT_POOL"))
 # No alert while a task is tried again: only its last failure counts.
 ON_FAILURE: dict[str, Any] = {"on_failure_callback": IncidentNotifier(Event.TASK_FAILED)}
 DEFAULT_ARGS: dict[str, Any] = {

@@ -18,9 +18,8 @@ from jobs.control.room import Room
 from jobs.pipelines.layout import dag_id_of
 from jobs.storage.folders import folder_at
 from jobs.times import utc
-from tideline_airflow.links import CONSOLE
+from tideline_airflow.links import address
 from tideline_airflow.notifiers.delivery import deliver
-from tideline_airflow.notifiers.incident import page
 from tideline_airflow.triggers.room import deliver_and_make_room
 
 POLL_SECONDS = 1.0
@@ -115,7 +114,7 @@ class StreamTrigger(BaseTrigger):
     def _keep_incidents(self, epoch: Epoch, health: Health) -> None:
         incidents = Incidents.of(folder_at(self.lake_root))
         if health is Health.STALLED:
-            link = page(f"{CONSOLE}/streams/{dag_id_of(self.job)}")
+            link = address(f"streams/{dag_id_of(self.job)}")
             incidents.open(stalled_key(self.job), stall_of(self.job, epoch), link=link)
         elif health is Health.RUNNING:
             incidents.close(stalled_key(self.job), "the stream makes steps again")
