@@ -72,7 +72,7 @@ def examine(
         name: _document(verdict, rows=staged[name].rows, checksum=checksum(pipeline, rows[name]))
         for name, verdict in verdicts.items()
     }
-    verdicts |= {name: _not_computed(name, why) for name, why in failed.items()}
+    verdicts |= {name: _not_computed(why) for name, why in failed.items()}
     folder.decide(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
     _block(lake, whole.only(verdicts), verdicts, page_name, link)
     may_fail_at(FailPoint.AUDITED, 0)
@@ -96,7 +96,7 @@ def _document(verdict: Verdict, *, rows: int, checksum: str) -> dict[str, Any]:
     return {"passed": verdict.passed, "failures": failures, "rows": rows, "checksum": checksum}
 
 
-def _not_computed(slice_: str, why: str) -> Verdict:
+def _not_computed(why: str) -> Verdict:
     failure = Failure(
         expectation="the slice can be computed",
         type="computed",
@@ -104,7 +104,7 @@ def _not_computed(slice_: str, why: str) -> Verdict:
         severity=Severity.CRITICAL,
         observed=why,
     )
-    return Verdict(slice=slice_, failures=(failure,))
+    return Verdict(failures=(failure,))
 
 
 def audit_page(lake: PipelineLake, run: str) -> Folder:

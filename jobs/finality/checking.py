@@ -19,7 +19,6 @@ from jobs.pipelines.relations import table_name
 from jobs.pipelines.slices import Slice, slice_at
 from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, check_served
-from jobs.quality.suite import SERVED
 from jobs.quality.verdict import Verdict
 from jobs.query.lake import Lake, NotThereError
 from jobs.storage.folders import Folder
@@ -41,8 +40,7 @@ def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
     docs = check_page(lake, run)
     rows, fresh = live_windows(served_lake, pipeline), freshness_seconds(served_lake, pipeline)
     repeated = repeated_windows(served_lake, pipeline)
-    failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
-    verdict = Verdict(slice=SERVED, failures=tuple(failures))
+    verdict = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
     page.discard_old(docs.parent, KEPT_SECONDS)
     key, incidents = served_key(pipeline.name), lake.incidents()
     if verdict.passed:

@@ -50,7 +50,7 @@ def audit(pipeline: Pipeline, windows: Any, slices: pd.DataFrame, *, run: str, d
     failures = {name: tuple(failure for where, failure in found if where == name) for name in names}
     results = {"Slices": of_facts.result, "Windows": of_rows.result}
     page.write(docs, page.of(f"Audit of {pipeline.name}", run, failures, results))
-    return {name: Verdict(slice=name, failures=failures[name]) for name in names}
+    return {name: Verdict(failures=failures[name]) for name in names}
 
 
 def check_served(
@@ -63,7 +63,7 @@ def check_served(
     repeated: int,
     run: str,
     docs: Folder,
-) -> tuple[Failure, ...]:
+) -> Verdict:
     """Judge a pipeline's windows as they are served, and write the page about it.
 
     Args:
@@ -87,11 +87,11 @@ def check_served(
         served = (suite.SERVED,)
         # Here all rows count for one slice, named SERVED.
         found = [*_of_facts(facts, of_facts, served), *_of_rows(rows, of_rows, served, rows.counts())]
-    failures = tuple(failure for _, failure in found)
+    verdict = Verdict(failures=tuple(failure for _, failure in found))
     title = f"Check of the served rows of {pipeline.name}"
     results = {"Served": of_facts.result, "Windows": of_rows.result}
-    page.write(docs, page.of(title, run, {suite.SERVED: failures}, results))
-    return failures
+    page.write(docs, page.of(title, run, {suite.SERVED: verdict.failures}, results))
+    return verdict
 
 
 def _refuse_columns(pipeline: Pipeline, windows: Any) -> None:
