@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.columns import adapt, columns_of, schema_of
-from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, opened
+from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, kept_for, opened
 from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
 from jobs.lake.folding import (
     Fold,
@@ -55,8 +55,6 @@ _DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
 # After an upgrade a year of slices may have to be folded: the rest waits for the next turns.
 _FOLD_SECONDS = 20.0
 _PROPERTIES = {"delta.checkpointInterval": "50"}
-# These properties limit how long a slice can be rolled back.
-_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 
 class FinalTable(FencedTable):
@@ -344,4 +342,5 @@ def files_of_headers(table: DeltaTable) -> dict[str, tuple[int, int]]:
 
 
 def _retention() -> dict[str, str]:
-    return dict.fromkeys(_RETENTION, f"interval {KeptDays.from_env().final_versions} days")
+    """The properties that limit how long a slice can be rolled back."""
+    return kept_for(f"{KeptDays.from_env().final_versions} days")

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.columns import TIME, adapt
-from jobs.lake.delta.fenced import Action, FencedTable, opened
+from jobs.lake.delta.fenced import Action, FencedTable, kept_for, opened
 from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
 from jobs.lake.slices import Boundary, LedgerLine, State
 from jobs.pipelines.pipeline import Pipeline
@@ -26,11 +26,7 @@ from jobs.storage.parquet import write
 _MERGE_EVERY_COMMITS = 50
 # Old lines are removed from this many days at a time, because a plan waits until it is done.
 _DAYS_A_TURN = 3
-_PROPERTIES = {
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
-}
+_PROPERTIES = {"delta.checkpointInterval": "50", **kept_for("1 days")}
 SCHEMA = pa.schema(
     [
         pa.field("slice", pa.string()),

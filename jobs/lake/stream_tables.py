@@ -16,7 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.control.checkpoint import Offsets, reset_command
 from jobs.failpoints import FailPoint, may_fail_at
 from jobs.lake.batch_rows import files_about_batches, to_remove, write_first_row
-from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, for_each, opened
+from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, for_each, kept_for, opened
 from jobs.lake.delta.log import commit_infos, open_whole
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents, old_hours
@@ -34,12 +34,8 @@ COMPACT_EVERY_COMMITS = 60
 DELETE_EVERY_SECONDS = HOUR_SECONDS
 # The stages of a writer lie in a folder that is named by this prefix and the writer's epoch.
 _EPOCH = "epoch-"
-_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
-_PROPERTIES = {
-    # A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
-    **dict.fromkeys(_RETENTION, "interval 6 hours"),
-    "delta.checkpointInterval": "50",
-}
+# A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
+_PROPERTIES = {"delta.checkpointInterval": "50", **kept_for("6 hours")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +294,7 @@ class TableWriter(FencedTable):
 def _kept() -> dict[str, str]:
     """The properties that a setting gives to every table of a stream; none without the setting."""
     minutes = replaced_kept_minutes()
-    return dict.fromkeys(_RETENTION, f"interval {minutes} minutes") if minutes else {}
+    return kept_for(f"{minutes} minutes") if minutes else {}
 
 
 def _now() -> datetime:

@@ -275,6 +275,12 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
         return table
 
 
+def kept_for(interval: str) -> dict[str, str]:
+    """Return the properties of a table that keeps its log and its replaced files for a time, such as `6 hours`."""
+    names = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+    return dict.fromkeys(names, f"interval {interval}")
+
+
 def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
     """Give a table these properties, by a commit that fails if another writer has committed meanwhile.
 
