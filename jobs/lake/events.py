@@ -13,9 +13,8 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
-from jobs.lake.delta.reading import dataset, files_with_sizes
+from jobs.lake.delta.reading import dataset, files_with_sizes, table_at
 from jobs.lake.event_hours import hour_ms
 from jobs.lake.stream_tables import Note, note_at
 from jobs.pipelines.layout import HOUR_MS
@@ -51,11 +50,8 @@ class Landed:
     def at(cls, lake_root: Folder, source: Source, version: int | None = None) -> Self | None:
         """Pin the newest version, or an older one; return None if nothing was ever landed."""
         path = lake_root / source.events_table
-        try:
-            table = DeltaTable(str(path), version=version)
-        except TableNotFoundError:
-            return None
-        return cls(path=path, table=table, note=note_at(path, table.version()))
+        table = table_at(path, version)
+        return cls(path=path, table=table, note=note_at(path, table.version())) if table else None
 
     @property
     def version(self) -> int:

@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.columns import adapt, columns_of, schema_of
 from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, kept_for, opened
-from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
+from jobs.lake.delta.reading import dataset, files_with_sizes, table_at, value_of
 from jobs.lake.folding import (
     Fold,
     Stored,
@@ -86,10 +85,8 @@ class FinalTable(FencedTable):
     def read(cls, lake_root: Folder, pipeline: Pipeline, version: int | None = None) -> Self | None:
         """Open the table to read, at its newest or an earlier version; return None if nothing was ever published."""
         path = lake_root / pipeline.final_table
-        try:
-            return cls(pipeline, path, DeltaTable(str(path), version=version))
-        except TableNotFoundError:
-            return None
+        table = table_at(path, version)
+        return cls(pipeline, path, table) if table else None
 
     def days(self) -> list[str]:
         """Return the days on which final slices begin, in order."""

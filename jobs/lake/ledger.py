@@ -10,11 +10,10 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.columns import TIME, adapt
 from jobs.lake.delta.fenced import Action, FencedTable, kept_for, opened
-from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
+from jobs.lake.delta.reading import dataset, files_with_sizes, table_at, value_of
 from jobs.lake.slices import Boundary, LedgerLine, State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_named
@@ -95,10 +94,8 @@ class Ledger(FencedTable):
     def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
         """Open the ledger to read; return None if there was never a plan."""
         path = lake_root / pipeline.ledger_table
-        try:
-            return cls(pipeline, path, DeltaTable(str(path)))
-        except TableNotFoundError:
-            return None
+        table = table_at(path)
+        return cls(pipeline, path, table) if table else None
 
     def counted(self) -> LateCountPosition | None:
         """Return how far late events were counted at the last write; None before the first count."""
