@@ -11,7 +11,7 @@ from jobs import session
 from jobs.finality.account_inputs import Seen
 from jobs.finality.recompute import read_events
 from jobs.lake.columns import TIME
-from jobs.lake.folding import FinalFiles
+from jobs.lake.final import FinalTable
 from jobs.lake.live import BatchRange
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
@@ -40,7 +40,7 @@ def compare(
     transformed = _tagged(spark, lake, seen, headers, ranges, finals).persist()
     names = {header.slice for header in headers}
     live = _rows(spark, pipeline, seen.live.files(names), _OF_LIVE)
-    final = _final_rows(spark, pipeline, lake.final_files(seen.final_version, names), names)
+    final = _final_rows(spark, pipeline, seen.final, names)
     balance = drift.balance(transformed, live, final, pipeline).persist()
     try:
         rows = drift.drift_rows(balance, finals, pipeline, run_id)
@@ -96,15 +96,16 @@ def _width(ranges: Iterable[BatchRange]) -> int:
     return max(1, sum(sizes) // max(1, len(sizes)))
 
 
-def _final_rows(spark: SparkSession, pipeline: Pipeline, files: FinalFiles, slices: Collection[str]) -> DataFrame:
-    own = _rows(spark, pipeline, files.own, {})
-    if not files.folded:
-        return own
+def _final_rows(spark: SparkSession, pipeline: Pipeline, final: FinalTable, slices: Collection[str]) -> DataFrame:
+    own, folded = final.files_of(slices)
+    rows = _rows(spark, pipeline, own, {})
+    if not folded:
+        return rows
     # Folded files also hold rows of other slices. The bounds let Spark skip most of those rows.
     start, wanted = F.col("window_start"), [slice_named(pipeline, name) for name in slices]
     bounds = start.between(F.lit(min(each.start for each in wanted)), F.lit(max(each.end for each in wanted)))
     of_slices = slice_of(start, pipeline.slice_seconds).isin(*slices)
-    return own.unionByName(_rows(spark, pipeline, files.folded, {}).where(bounds & of_slices))
+    return rows.unionByName(_rows(spark, pipeline, folded, {}).where(bounds & of_slices))
 
 
 def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: Mapping[str, str]) -> DataFrame:

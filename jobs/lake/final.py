@@ -145,6 +145,14 @@ class FinalTable(FencedTable):
         wanted = slice_named(self._pipeline, slice_)
         return [file.path for file in self._folded(slice_[:8]) if file.may_touch(wanted)], within([wanted])
 
+    def files_of(self, slices: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Return the files with the rows of these slices: own files, and folded files with rows of others, too."""
+        own = {name: self._in_folder(name) for name in sorted(slices)}
+        missing = by_day(slice_named(self._pipeline, name) for name, files in own.items() if not files)
+        folded = [f.path for day, some in missing.items() for f in self._folded(day) if any(map(f.may_touch, some))]
+        in_own = (file for files in own.values() for file in files)
+        return [str(self.path / file) for file in in_own], [str(self.path / file) for file in folded]
+
     def has_columns_of_now(self, slice_: str) -> bool:
         """Whether the rows of a slice were written with the columns of today's definition, in their order."""
         names = columns_of(self._pipeline).names

@@ -8,7 +8,7 @@ import json
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -125,23 +125,6 @@ def by_day(slices: Iterable[Slice]) -> Mapping[str, list[Slice]]:
     for slice_ in slices:
         found[slice_.name[:8]].append(slice_)
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinalFiles:
-    """The files with the final rows of some slices: own files, and folded files with rows of other slices, too."""
-
-    own: Sequence[str]
-    folded: Sequence[str]
-
-
-def final_files(table: DeltaTable, path: Folder, pipeline: Pipeline, slices: Collection[str]) -> FinalFiles:
-    """Return the files with the final rows of these slices, at the version at which the table is open."""
-    files = stored(table)
-    own = {file.path: value_of(file.path) for file in files if value_of(file.path) in slices}
-    missing = [slice_named(pipeline, name) for name in sorted(set(slices).difference(own.values()))]
-    folded = [f for day, some in by_day(missing).items() for f in of_day(files, day) if any(map(f.may_touch, some))]
-    return FinalFiles(own=[str(path / file) for file in own], folded=[str(path / file.path) for file in folded])
 
 
 def folder_of(day: str, names: Sequence[str]) -> str:
