@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -198,7 +198,7 @@ class TableWriter(FencedTable):
 
     def reset(self, note: Note, *, clear: bool) -> None:
         """Commit where the next checkpoint begins. With ``clear`` the same commit takes all rows out of the table."""
-        self._say([], note, mode="overwrite" if clear else "append")
+        self._say([], note, overwrites=clear)
 
     def has(self, write_id: str, batch: int) -> bool:
         """Whether this batch is in the table already: Spark repeats a batch if it could not record its end."""
@@ -211,8 +211,7 @@ class TableWriter(FencedTable):
             added = for_each(self.path, lambda file: self.place(file, known=staged.files[file]), list(staged.files))
         except FileNotFoundError as error:
             raise TornStageError(f"a staged file is gone ({error}): nothing is committed") from error
-        mode: Literal["append", "overwrite"] = "overwrite" if self._adapts else "append"
-        self._say(added, note, *note.transactions, mode=mode)
+        self._say(added, note, overwrites=self._adapts)
         self._adapts = False
         return [self.path / action.path for action in added]
 
@@ -220,16 +219,10 @@ class TableWriter(FencedTable):
         """Remove this writer's stages; only one is in use at a time. In a bucket the folder's marker goes, too."""
         remove(self._stages)
 
-    def _say(
-        self,
-        actions: Sequence[Action],
-        note: Note,
-        *transactions: Transaction,
-        mode: Literal["append", "overwrite"] = "append",
-    ) -> None:
+    def _say(self, actions: Sequence[Action], note: Note, *, overwrites: bool) -> None:
         # Each note repeats the time before which events were removed. So the newest note of any version has it.
         note = replace(note, events_from_ms=self.note.events_from_ms if self.note else 0)
-        self.transact(actions, note.to_json(), *transactions, mode=mode)
+        self.transact(actions, note.to_json(), *note.transactions, overwrites=overwrites)
         self.note = note
 
     def prune(self, slices: Collection[str], batches_kept: timedelta | None = None) -> None:

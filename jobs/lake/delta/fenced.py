@@ -84,13 +84,9 @@ class FencedTable:
             remove(stage)
 
     def transact(
-        self,
-        actions: Sequence[Action],
-        metadata: str,
-        *transactions: Transaction,
-        mode: Literal["append", "overwrite"] = "append",
+        self, actions: Sequence[Action], metadata: str, *transactions: Transaction, overwrites: bool = False
     ) -> None:
-        """Commit the actions. With "overwrite" all other files leave the table, and its columns are set anew."""
+        """Commit the actions. With ``overwrites`` all other files leave the table, and its columns are set anew."""
         self._keep(actions)
         attempt = uuid.uuid4().hex
         signed = CommitProperties(
@@ -98,6 +94,7 @@ class FencedTable:
             max_commit_retries=0,
             app_transactions=list(transactions) or None,
         )
+        mode: Literal["append", "overwrite"] = "overwrite" if overwrites else "append"
         try:
             self._table.create_write_transaction(
                 list(actions), mode, self._schema, [self._partition], commit_properties=signed
@@ -163,10 +160,6 @@ class FencedTable:
             data_change=data_change,
             stats=json.dumps(statistics_of(known or footer(placed))),
         )
-
-    def place_all(self, files: Sequence[Folder]) -> list[AddAction]:
-        """Place each of these files."""
-        return for_each(self.path, self.place, files)
 
     def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
         """Return the action that takes a file out of the table. The file itself stays for readers of older versions."""
