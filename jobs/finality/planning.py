@@ -194,7 +194,7 @@ def write_states(lake: PipelineLake, lines: Iterable[LedgerLine]) -> None:
         ledger = lake.open_ledger()
         newest, counted = ledger.newest([line.slice for line in wanted]), ledger.counted()
         wanted = [line for line in wanted if not is_superseded(line, newest.get(line.slice))]
-        ledger.append(with_missed(lake, wanted, newest, counted))
+        ledger.append(with_missed(lake, line, line, newest.get(line.slice), counted) for line in wanted)
 
 
 def _work(due: Due, count: Count) -> Work:
