@@ -198,15 +198,8 @@ def write_states(lake: PipelineLake, lines: Iterable[LedgerLine]) -> None:
 
 
 def _work(due: Due, count: Count) -> Work:
-    return Work(
-        slice=due.slice.name,
-        version=due.version,
-        reason=due.reason,
-        boundary=due.boundary,
-        events=count.events,
-        window_events=count.window_events,
-        late=due.late,
-    )
+    """The work on a slice: what is due of it, and what it must count."""
+    return Work(**{**vars(due), **vars(count), "slice": due.slice.name})
 
 
 def _bounded(slice_: Slice, boundary: Boundary, entry: LedgerLine | None, run: str, now_ms: int) -> LedgerLine:
