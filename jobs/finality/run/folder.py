@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import pyarrow as pa
 
 from jobs.control.incidents import report_of
@@ -154,11 +155,8 @@ class RunFolder:
         read = self._read("plan")
         if read is None:
             raise Refusal(f"run folder {self.path} holds no plan: it was removed; clear the task plan of the run")
-        work = tuple(Work(**{**item, "boundary": _boundary(item["boundary"])}) for item in read["work"])
-        offsets = {int(partition): end for partition, end in read["offsets"].items()}
         # Earlier versions of Tideline call them untold. A run that was planned by one goes on after an update.
-        unannounced = read.pop("untold", ()) or read.get("unannounced", ())
-        return Plan(**{**read, "work": work, "offsets": offsets, "unannounced": tuple(unannounced)})
+        return msgspec.convert({"unannounced": read.get("untold", ()), **read}, Plan, str_keys=True)
 
     def keep_staged(self, staged: Mapping[str, StagedSlice], failed: Mapping[str, str] | None = None) -> None:
         """Take the rows that tries have staged. ``failed``: the reasons for slices that could not be computed."""
@@ -170,7 +168,7 @@ class RunFolder:
         read = self._read("staged")
         if read is None or "slices" not in read:
             return None
-        return {name: StagedSlice.of(slice_) for name, slice_ in read["slices"].items()}
+        return msgspec.convert(read["slices"], dict[str, StagedSlice])
 
     def failed(self) -> dict[str, str]:
         """The slices that could not be computed, each with the reason."""
@@ -337,7 +335,3 @@ def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:
 
 def _root(lake: "PipelineLake") -> Folder:
     return lake.root / lake.pipeline.final_table / STAGING
-
-
-def _boundary(read: Mapping[str, Any]) -> Boundary:
-    return Boundary(topic_id=read["topic_id"], ends={int(p): end for p, end in read["ends"].items()})
