@@ -179,10 +179,6 @@ class RunFolder:
         files = [file for slice_ in (self.staged() or {}).values() for file in slice_.files]
         return [self.path / name for name in sorted({file.partition("/")[0] for file in files})]
 
-    def files(self, slice_: str) -> tuple[Folder, ...]:
-        """The staged files of a slice."""
-        return self.files_by_slice()(slice_)
-
     def files_by_slice(self) -> Callable[[str], tuple[Folder, ...]]:
         """Return a function that gives the staged files of a slice.
 
@@ -284,9 +280,8 @@ def slices_left(lake: "PipelineLake", but: RunFolder | None = None) -> set[str]:
 
     ``but``: a run to leave out.
     """
-    root, report = _root(lake), report_of(lake.root)
-    folders = (each for each in (root.iterdir() if root.is_dir() else ()) if not but or each != but.path)
-    return {slice_ for folder in folders for slice_ in RunFolder(folder, report).left}
+    folders = (folder for folder in _folders(lake) if not but or folder.path != but.path)
+    return {slice_ for folder in folders for slice_ in folder.left}
 
 
 def discard_old(lake: "PipelineLake", *, gives_up: bool, but: RunFolder | None = None) -> int:
@@ -307,8 +302,7 @@ def old_runs(lake: "PipelineLake", *, gives_up: bool) -> list[Folder]:
     may ask for this. Example: a slice of last year was restated, and its run was killed. Until a plan has taken the
     slice again, only the folder of the killed run shows that it must be computed.
     """
-    root, report = _root(lake), report_of(lake.root)
-    found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
+    found = _folders(lake)
     over = [folder for folder in found if folder.is_over and (gives_up or folder.has_ended)]
     over += _replaced([folder for folder in found if folder not in over])
     return [folder.path for folder in over]
@@ -331,6 +325,12 @@ def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:
         else:
             planned |= left
     return found
+
+
+def _folders(lake: "PipelineLake") -> list[RunFolder]:
+    """The folders of all runs."""
+    root, report = _root(lake), report_of(lake.root)
+    return [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
 
 
 def _root(lake: "PipelineLake") -> Folder:
