@@ -36,8 +36,15 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Stage the drift rows of slices, and return the totals."""
     pipeline = lake.pipeline
+    if seen.landed is None:
+        raise Refusal(
+            f"{pipeline.source.events_table} is gone, and the account of final slices of {pipeline.name!r} needs it: "
+            "restore it"
+        )
+    slices = [slice_named(pipeline, header.slice) for header in headers]
+    events = read_events(spark, lake, seen.landed.version, slices)
     finals = _finals(spark, pipeline, seen, headers)
-    transformed = _tagged(spark, lake, seen, headers, ranges, finals).persist()
+    transformed = drift.tagged(events, pipeline, _batches(spark, ranges), _width(ranges), finals).persist()
     names = {header.slice for header in headers}
     live = _rows(spark, pipeline, seen.live.files(names), _OF_LIVE)
     final = _final_rows(spark, pipeline, seen.final, names)
@@ -52,25 +59,6 @@ def compare(
         balance.unpersist()
         transformed.unpersist()
     return _totals(headers, by_slice, causes)
-
-
-def _tagged(
-    spark: SparkSession,
-    lake: PipelineLake,
-    seen: Seen,
-    headers: Sequence[Header],
-    ranges: Sequence[BatchRange],
-    finals: DataFrame,
-) -> DataFrame:
-    pipeline = lake.pipeline
-    if seen.landed is None:
-        raise Refusal(
-            f"{pipeline.source.events_table} is gone, and the account of final slices of {pipeline.name!r} needs it: "
-            "restore it"
-        )
-    slices = [slice_named(pipeline, header.slice) for header in headers]
-    events = read_events(spark, lake, seen.landed.version, slices)
-    return drift.tagged(events, pipeline, _batches(spark, ranges), _width(ranges), finals)
 
 
 def _finals(spark: SparkSession, pipeline: Pipeline, seen: Seen, headers: Iterable[Header]) -> DataFrame:
