@@ -249,14 +249,15 @@ class TableWriter(FencedTable):
         """Remove the oldest hours in one commit. Its note also has the time before which no events are left."""
         if self.note is None:
             return
-        old = old_hours(self._table, events.kept, events.needed_from_ms(), round(_now().timestamp() * 1000))
-        if not old.files:
+        now_ms = round(_now().timestamp() * 1000)
+        old, before_ms = old_hours(self._table, events.kept, events.needed_from_ms(), now_ms)
+        if not old:
             return
-        note = replace(self.note, events_from_ms=max(self.note.events_from_ms, old.before_ms))
+        note = replace(self.note, events_from_ms=max(self.note.events_from_ms, before_ms))
         may_fail_at(FailPoint.MERGED, note.batch or 0)
-        self.transact([self.removal(file, size) for file, size in old.files.items()], note.to_json())
+        self.transact([self.removal(file, size) for file, size in old.items()], note.to_json())
         self.note = note
-        log.info("removed %d files of %s: events before %s", len(old.files), self.path.name, iso(note.events_from_ms))
+        log.info("removed %d files of %s: events before %s", len(old), self.path.name, iso(note.events_from_ms))
 
     def maintain(
         self,
