@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from jobs.lake.delta.log import commit_info, commit_infos, keep_entry, open_whole
 from jobs.lake.delta.merging import bins
 from jobs.lake.delta.reading import dataset, files_with_sizes, partition_folder
-from jobs.lake.delta.retention import Freed, is_due, took_turn, unneeded
+from jobs.lake.delta.retention import Freed, delete, is_due, took_turn, unneeded
 from jobs.lake.delta.statistics import statistics_of
 from jobs.pipelines.layout import STAGING
 from jobs.refusal import Refusal
@@ -206,11 +206,12 @@ class FencedTable:
 
     def delete_what_no_reader_needs(self) -> Freed:
         """Delete all files, and empty folders, that no version within the table's retention needs."""
-        began, found = time.monotonic(), unneeded(self._table, self.path, self._partition)
+        began = time.monotonic()
+        files, folders = unneeded(self._table, self.path, self._partition)
         # A second look at the table: this writer's own version must stay as it is, since it fences the next commit.
         if DeltaTable(str(self.path)).version() != self.version:
             raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
-        freed = found.delete()
+        freed = delete(files, folders)
         self._remove_dead_stages()
         took_turn(self.path, freed)
         seconds, left = time.monotonic() - began, f"; {freed.left} files wait for the next turn" if freed.left else ""
