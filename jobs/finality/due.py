@@ -185,7 +185,8 @@ def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = Non
     candidates = _candidates(pipeline, inputs, set(request.slices) - set(refused) if request else ())
     in_ledger = {slice_: boundary for slice_ in candidates if (boundary := _boundary(inputs, slice_))}
     # Every slice that is over gets its boundary, also one that the request does not name.
-    taken = {slice_: _boundary_now(inputs) for slice_ in candidates if slice_ not in in_ledger}
+    now = Boundary(topic_id=inputs.topic.topic_id, ends=dict(inputs.topic.ends))
+    taken = {slice_: now for slice_ in candidates if slice_ not in in_ledger}
     boundaries = {**in_ledger, **taken}
     reasons = _reasons(pipeline, inputs, candidates, request)
     waiting = {slice_: boundaries[slice_] for slice_ in reasons if not boundaries[slice_].is_reached(inputs.landed)}
@@ -291,10 +292,6 @@ def _boundary(inputs: PlanInputs, slice_: Slice) -> Boundary | None:
     entry = inputs.entries.get(slice_.name)
     boundary = entry.boundary if entry else None
     return boundary if boundary and boundary.topic_id == inputs.topic.topic_id else None
-
-
-def _boundary_now(inputs: PlanInputs) -> Boundary:
-    return Boundary(topic_id=inputs.topic.topic_id, ends=dict(inputs.topic.ends))
 
 
 def _late(inputs: PlanInputs, name: str) -> int:
