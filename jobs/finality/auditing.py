@@ -25,7 +25,7 @@ from jobs.pipelines.layout import PAGES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Severity
 from jobs.quality import page
-from jobs.quality.audit import SMALL_ROWS, audit
+from jobs.quality.audit import audit
 from jobs.quality.verdict import Failure, Verdict
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
@@ -41,11 +41,6 @@ _HISTORY = 20
 def staged_rows(lake: PipelineLake, run: str) -> int:
     """The number of rows that a run has staged. It decides between an audit in memory and one by Spark."""
     return sum(slice_.rows for slice_ in (RunFolder.of(lake, run).staged() or {}).values())
-
-
-def is_small(rows: int) -> bool:
-    """Whether so many rows are judged in memory."""
-    return rows <= SMALL_ROWS
 
 
 def examine(
