@@ -136,7 +136,7 @@ class Planner:
             fingerprint=pipeline.fingerprint,
             checks=pipeline.checks_fingerprint,
             topic_id=snapshot.inputs.topic.topic_id,
-            offsets=snapshot.ends,
+            offsets=landed_ends(landed, self.lake.pipeline.source, snapshot.inputs.topic),
             events_version=landed.version if landed else 0,
             work=tuple(_work(item, counts.get(item.slice.name, Count())) for item in due),
             unannounced=found.survey.unannounced,
