@@ -120,9 +120,8 @@ class Seen:
 
     def due(self) -> list[Header]:
         """The slices that have no account at their version, oldest first. Slices before ``kept_from`` get none."""
-        young = (h for h in self.headers.values() if h.slice >= self.kept_from)
-        missing = [h for h in young if (h.slice, h.version) not in self.accounted]
-        return sorted(missing, key=lambda header: header.slice)[:MAX_SLICES]
+        missing = self.headers.keys() - ready(self.headers, self.accounted, self.kept_from)
+        return [self.headers[name] for name in sorted(missing)[:MAX_SLICES]]
 
 
 def see(lake: PipelineLake, final: FinalTable, accounts: Accounts | None) -> Seen:
