@@ -133,18 +133,20 @@ class Ledger(FencedTable):
         return _entries(rows.filter(pc.invert(settled))), set(rows.column("slice").filter(settled).to_pylist())
 
     def _newest(self, days: Collection[str] | None = None) -> pa.Table:
-        files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
-        rows = self._rows(files)
+        rows = self._rows(days)
         return rows.take(_last_of_each(rows))
 
     def history(self, slice_: str) -> list[LedgerLine]:
         """Return all lines of a slice, in order."""
-        files = [file for file in files_with_sizes(self._table) if value_of(file) == slice_[:8]]
-        rows = self._rows(files).to_pylist()
+        rows = self._rows({slice_[:8]}).to_pylist()
         return [_entry(row) for row in rows if row["slice"] == slice_]
 
-    def _rows(self, files: Iterable[str]) -> pa.Table:
-        """Lines in the order of their commits. Columns that an older version did not write are null."""
+    def _rows(self, days: Collection[str] | None) -> pa.Table:
+        """The lines of some days, or of all, in the order of their commits.
+
+        Columns that an older version did not write are null.
+        """
+        files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
         rows = dataset(self._table, self.path, files, SCHEMA).to_table(_READ)
         return rows.sort_by([("commit", "ascending")])
 
