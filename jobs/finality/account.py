@@ -20,7 +20,6 @@ from jobs.finality.account_inputs import AccountProgress, Seen, ready, see
 from jobs.finality.comparison import compare
 from jobs.finality.due import removed
 from jobs.lake.accounts import Accounts
-from jobs.lake.final import FinalTable
 from jobs.lake.live import BatchRange, PruneRequest
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
@@ -83,7 +82,7 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
     # This job does not check its clock, which may be hours ahead. A publish compares its clock with the broker's, so
     # the time of the newest publish is right. The earlier of both times counts.
     looked_ms = min(now_ms, final.newest_ms()) - round(_CLOCKS.total_seconds() * 1000)
-    _advance(lake, final, accounts, seen, looked_ms if is_all else None)
+    _advance(lake, accounts, seen, looked_ms if is_all else None)
 
 
 def _sort(pipeline: Pipeline, seen: Seen, due: Sequence[Header]) -> _Sorted:
@@ -201,17 +200,17 @@ def _prune(lake: PipelineLake, seen: Seen, accounts: Accounts, kept: timedelta) 
         PruneRequest(before=before, slices=tuple(superseded)).write(lake.documents(pipeline.name))
 
 
-def _advance(lake: PipelineLake, final: FinalTable, accounts: Accounts, seen: Seen, looked_ms: int | None) -> None:
+def _advance(lake: PipelineLake, accounts: Accounts, seen: Seen, looked_ms: int | None) -> None:
     """Store how far the accounts are, and which events they still need: those of later slices.
 
     ``looked_ms``: every slice published before this time has its account; None if some slice has none.
     """
     pipeline = lake.pipeline
-    last = AccountProgress.read(lake) or AccountProgress.begin(pipeline, final, seen.landed)
+    last = AccountProgress.read(lake) or AccountProgress.begin(pipeline, seen)
     if last is None:
         return
     seen_ms = last.seen_ms if looked_ms is None else looked_ms
-    now = replace(last.advanced(pipeline, final, seen.landed, accounts, seen.kept_from), seen_ms=seen_ms)
+    now = replace(last.advanced(pipeline, seen, accounts), seen_ms=seen_ms)
     now.write(lake)
     say_needed(lake.root, pipeline.account_job, now.to_ms - pipeline.window.look_back_ms)
 

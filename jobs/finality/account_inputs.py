@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from jobs.finality.tide_line import line_of, whole_from_ms
+from jobs.finality.tide_line import Finals, first_event_ms, whole_from_ms
 from jobs.lake.accounts import Accounts
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
@@ -48,23 +48,21 @@ class AccountProgress:
         return None
 
     @classmethod
-    def begin(cls, pipeline: Pipeline, final: FinalTable, landed: Landed | None) -> Self | None:
+    def begin(cls, pipeline: Pipeline, seen: "Seen") -> Self | None:
         """Return the progress before the first account: the begin of the first slice; None if there is no slice."""
-        first_ms, _ = line_of(pipeline, final, landed)
+        first_ms = first_event_ms(pipeline, seen.landed, Finals.of(seen.final))
         return None if first_ms is None else cls(to_ms=slice_at(pipeline, first_ms).start_ms)
 
-    def advanced(
-        self, pipeline: Pipeline, final: FinalTable, landed: Landed | None, accounts: Accounts, kept_from: str
-    ) -> Self:
+    def advanced(self, pipeline: Pipeline, seen: "Seen", accounts: Accounts) -> Self:
         """Move on to the first slice that is not final or has no account, by a month at most.
 
         Slices with removed events are passed over: they can be neither made final nor compared.
         """
-        now = replace(self, to_ms=max(self.to_ms, whole_from_ms(pipeline, landed)))
+        now = replace(self, to_ms=max(self.to_ms, whole_from_ms(pipeline, seen.landed)))
         for _ in range(_DAYS_AT_ONCE):
             day = {day_of(now.to_ms)}
-            headers = final.headers(day & set(final.days()))
-            before, to_ms = now, accounted_to(pipeline, now.to_ms, ready(headers, accounts.done(day), kept_from))
+            headers = seen.final.headers(day & set(seen.final.days()))
+            before, to_ms = now, accounted_to(pipeline, now.to_ms, ready(headers, accounts.done(day), seen.kept_from))
             now = replace(now, to_ms=to_ms)
             if day_of(to_ms) == day_of(before.to_ms):
                 break
@@ -107,7 +105,7 @@ class Seen:
     a batch of live has events that are not in it, the account of its slices waits.
     """
 
-    final_version: int
+    final: FinalTable
     headers: Mapping[str, Header]
     live: Live
     landed: Landed | None
@@ -123,9 +121,8 @@ class Seen:
 
     def due(self) -> list[Header]:
         """The slices that have no account at their version, oldest first. Slices before ``kept_from`` get none."""
-        young = (h for h in self.headers.values() if h.slice >= self.kept_from)
-        missing = [h for h in young if (h.slice, h.version) not in self.accounted]
-        return sorted(missing, key=lambda header: header.slice)[:MAX_SLICES]
+        missing = self.headers.keys() - ready(self.headers, self.accounted, self.kept_from)
+        return [self.headers[name] for name in sorted(missing)[:MAX_SLICES]]
 
 
 def see(lake: PipelineLake, final: FinalTable, accounts: Accounts | None) -> Seen:
@@ -135,7 +132,7 @@ def see(lake: PipelineLake, final: FinalTable, accounts: Accounts | None) -> See
     changed = final.days_changed_since(progress.seen_ms if progress else 0)
     days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
     return Seen(
-        final_version=final.version,
+        final=final,
         headers=final.headers(days),
         live=live,
         landed=lake.events(),

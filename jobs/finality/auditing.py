@@ -25,7 +25,7 @@ from jobs.pipelines.layout import PAGES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.window import Severity
 from jobs.quality import page
-from jobs.quality.audit import SMALL_ROWS, audit
+from jobs.quality.audit import audit
 from jobs.quality.verdict import Failure, Verdict
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
@@ -41,11 +41,6 @@ _HISTORY = 20
 def staged_rows(lake: PipelineLake, run: str) -> int:
     """The number of rows that a run has staged. It decides between an audit in memory and one by Spark."""
     return sum(slice_.rows for slice_ in (RunFolder.of(lake, run).staged() or {}).values())
-
-
-def is_small(rows: int) -> bool:
-    """Whether so many rows are judged in memory."""
-    return rows <= SMALL_ROWS
 
 
 def examine(
@@ -72,7 +67,7 @@ def examine(
         name: _document(verdict, rows=staged[name].rows, checksum=checksum(pipeline, rows[name]))
         for name, verdict in verdicts.items()
     }
-    verdicts |= {name: _not_computed(name, why) for name, why in failed.items()}
+    verdicts |= {name: _not_computed(why) for name, why in failed.items()}
     folder.decide(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
     _block(lake, whole.only(verdicts), verdicts, page_name, link)
     may_fail_at(FailPoint.AUDITED, 0)
@@ -96,7 +91,7 @@ def _document(verdict: Verdict, *, rows: int, checksum: str) -> dict[str, Any]:
     return {"passed": verdict.passed, "failures": failures, "rows": rows, "checksum": checksum}
 
 
-def _not_computed(slice_: str, why: str) -> Verdict:
+def _not_computed(why: str) -> Verdict:
     failure = Failure(
         expectation="the slice can be computed",
         type="computed",
@@ -104,7 +99,7 @@ def _not_computed(slice_: str, why: str) -> Verdict:
         severity=Severity.CRITICAL,
         observed=why,
     )
-    return Verdict(slice=slice_, failures=(failure,))
+    return Verdict(failures=(failure,))
 
 
 def audit_page(lake: PipelineLake, run: str) -> Folder:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from datetime import timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +18,6 @@ from jobs.pipelines.relations import table_name
 from jobs.pipelines.slices import Slice, slice_at
 from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, check_served
-from jobs.quality.suite import SERVED
 from jobs.quality.verdict import Verdict
 from jobs.query.lake import Lake, NotThereError
 from jobs.storage.folders import Folder
@@ -27,8 +25,8 @@ from jobs.storage.folders import Folder
 # How far the newest micro-batch may be behind. A stream that runs writes one every second. A stream that starts or
 # catches up needs a minute or two.
 ALLOWED_SECONDS = 180.0
-# A check looks at windows and events that are this old at most.
-_LIVE = timedelta(hours=1)
+# SQL for the oldest time at which a check looks at windows and events.
+_SINCE = "now() - INTERVAL 1 HOUR"
 _CHECKED_ALWAYS_MS = 24 * 3600 * 1000
 _SAMPLE = 100
 
@@ -37,12 +35,11 @@ def check(lake: PipelineLake, run: str, *, link: str | None = None) -> Verdict:
     """Judge the rows that are served now. A critical failure opens an incident; without such a failure it is closed."""
     now_ms, served_lake = round(time.time() * 1000), Lake(lake.root)
     pipeline, final = lake.pipeline, lake.final()
-    changed = [header.slice for header in sample(final, pipeline, now_ms) if is_changed(final, pipeline, header)]
+    changed = [header.slice for header in sample(final, now_ms) if is_changed(final, pipeline, header)] if final else []
     docs = check_page(lake, run)
     rows, fresh = live_windows(served_lake, pipeline), freshness_seconds(served_lake, pipeline)
     repeated = repeated_windows(served_lake, pipeline)
-    failures = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
-    verdict = Verdict(slice=SERVED, failures=tuple(failures))
+    verdict = check_served(pipeline, rows, fresh, ALLOWED_SECONDS, changed, repeated=repeated, run=run, docs=docs)
     page.discard_old(docs.parent, KEPT_SECONDS)
     key, incidents = served_key(pipeline.name), lake.incidents()
     if verdict.passed:
@@ -64,8 +61,7 @@ def live_windows(lake: Lake, pipeline: Pipeline) -> pa.Table:
     try:
         rows = lake.query(
             f"SELECT {listed} FROM {pipeline.name} WHERE finality = 'live' "
-            f"AND window_start > now() - INTERVAL {int(_LIVE.total_seconds())} SECOND "
-            f"ORDER BY window_start DESC LIMIT {SMALL_ROWS}"
+            f"AND window_start > {_SINCE} ORDER BY window_start DESC LIMIT {SMALL_ROWS}"
         )
     except NotThereError:
         # Neither stream nor recompute has ever run.
@@ -80,8 +76,7 @@ def repeated_windows(lake: Lake, pipeline: Pipeline) -> int:
     try:
         rows = lake.query(
             f"SELECT count(*) AS repeated FROM (SELECT 1 FROM {pipeline.name} "
-            f"WHERE window_start > now() - INTERVAL {int(_LIVE.total_seconds())} SECOND "
-            f"GROUP BY {keys} HAVING count(*) > 1)"
+            f"WHERE window_start > {_SINCE} GROUP BY {keys} HAVING count(*) > 1)"
         )
     except NotThereError:
         return 0
@@ -93,8 +88,7 @@ def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
 
     Live windows could not show this: a few minutes after a stream was killed, its windows are final and no longer live.
     """
-    since = f"now() - INTERVAL {int(_LIVE.total_seconds())} SECOND"
-    newest = f"SELECT max(arrival_time) FROM {pipeline.source.events_relation} WHERE event_time > {since}"
+    newest = f"SELECT max(arrival_time) FROM {pipeline.source.events_relation} WHERE event_time > {_SINCE}"
     live = f"SELECT max(as_of) FROM {table_name(pipeline.live_table)} WHERE slice = '{BATCHES_SLICE}'"
     try:
         found = lake.query(f"SELECT epoch(({newest}) - ({live})) AS behind").column("behind")[0].as_py()
@@ -103,13 +97,11 @@ def freshness_seconds(lake: Lake, pipeline: Pipeline) -> float | None:
     return None if found is None else max(0.0, float(found))
 
 
-def sample(final: FinalTable | None, pipeline: Pipeline, now_ms: int) -> list[Header]:
+def sample(final: FinalTable, now_ms: int) -> list[Header]:
     """All slices of the last day, and some older ones. Successive checks take the older ones in turn.
 
     Headers are read only for the days that this needs.
     """
-    if final is None:
-        return []
     by_day, since = final.slices_by_day(), Slice(now_ms - _CHECKED_ALWAYS_MS, now_ms).name
     newest = final.headers([day for day in by_day if day >= since[:8]])
     always = sorted(name for name in newest if name >= since)
@@ -131,10 +123,8 @@ def _in_order(final: FinalTable, by_day: Mapping[str, int], begin: int) -> list[
     return found[begin - skipped :][:_SAMPLE]
 
 
-def is_changed(final: FinalTable | None, pipeline: Pipeline, header: Header) -> bool:
+def is_changed(final: FinalTable, pipeline: Pipeline, header: Header) -> bool:
     """Whether a slice's rows differ from the rows that were published."""
-    if final is None:
-        return False
     rows = final.rows(header.slice)
     if rows.num_rows != header.rows:
         return True

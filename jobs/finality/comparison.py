@@ -11,7 +11,7 @@ from jobs import session
 from jobs.finality.account_inputs import Seen
 from jobs.finality.recompute import read_events
 from jobs.lake.columns import TIME
-from jobs.lake.folding import FinalFiles
+from jobs.lake.final import FinalTable
 from jobs.lake.live import BatchRange
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
@@ -36,11 +36,18 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Stage the drift rows of slices, and return the totals."""
     pipeline = lake.pipeline
+    if seen.landed is None:
+        raise Refusal(
+            f"{pipeline.source.events_table} is gone, and the account of final slices of {pipeline.name!r} needs it: "
+            "restore it"
+        )
+    slices = [slice_named(pipeline, header.slice) for header in headers]
+    events = read_events(spark, lake, seen.landed.version, slices)
     finals = _finals(spark, pipeline, seen, headers)
-    transformed = _tagged(spark, lake, seen, headers, ranges, finals).persist()
+    transformed = drift.tagged(events, pipeline, _batches(spark, ranges), _width(ranges), finals).persist()
     names = {header.slice for header in headers}
     live = _rows(spark, pipeline, seen.live.files(names), _OF_LIVE)
-    final = _final_rows(spark, pipeline, lake.final_files(seen.final_version, names), names)
+    final = _final_rows(spark, pipeline, seen.final, names)
     balance = drift.balance(transformed, live, final, pipeline).persist()
     try:
         rows = drift.drift_rows(balance, finals, pipeline, run_id)
@@ -52,25 +59,6 @@ def compare(
         balance.unpersist()
         transformed.unpersist()
     return _totals(headers, by_slice, causes)
-
-
-def _tagged(
-    spark: SparkSession,
-    lake: PipelineLake,
-    seen: Seen,
-    headers: Sequence[Header],
-    ranges: Sequence[BatchRange],
-    finals: DataFrame,
-) -> DataFrame:
-    pipeline = lake.pipeline
-    if seen.landed is None:
-        raise Refusal(
-            f"{pipeline.source.events_table} is gone, and the account of final slices of {pipeline.name!r} needs it: "
-            "restore it"
-        )
-    slices = [slice_named(pipeline, header.slice) for header in headers]
-    events = read_events(spark, lake, seen.landed.version, slices)
-    return drift.tagged(events, pipeline, _batches(spark, ranges), _width(ranges), finals)
 
 
 def _finals(spark: SparkSession, pipeline: Pipeline, seen: Seen, headers: Iterable[Header]) -> DataFrame:
@@ -96,15 +84,16 @@ def _width(ranges: Iterable[BatchRange]) -> int:
     return max(1, sum(sizes) // max(1, len(sizes)))
 
 
-def _final_rows(spark: SparkSession, pipeline: Pipeline, files: FinalFiles, slices: Collection[str]) -> DataFrame:
-    own = _rows(spark, pipeline, files.own, {})
-    if not files.folded:
-        return own
+def _final_rows(spark: SparkSession, pipeline: Pipeline, final: FinalTable, slices: Collection[str]) -> DataFrame:
+    own, folded = final.files_of(slices)
+    rows = _rows(spark, pipeline, own, {})
+    if not folded:
+        return rows
     # Folded files also hold rows of other slices. The bounds let Spark skip most of those rows.
     start, wanted = F.col("window_start"), [slice_named(pipeline, name) for name in slices]
     bounds = start.between(F.lit(min(each.start for each in wanted)), F.lit(max(each.end for each in wanted)))
     of_slices = slice_of(start, pipeline.slice_seconds).isin(*slices)
-    return own.unionByName(_rows(spark, pipeline, files.folded, {}).where(bounds & of_slices))
+    return rows.unionByName(_rows(spark, pipeline, folded, {}).where(bounds & of_slices))
 
 
 def _rows(spark: SparkSession, pipeline: Pipeline, files: Sequence[str], more: Mapping[str, str]) -> DataFrame:

@@ -183,11 +183,13 @@ def over(pipeline: Pipeline, inputs: PlanInputs) -> list[Slice]:
 
 def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = None) -> SliceSurvey:
     """Find the slices that a run computes now, those that wait for ingest, and those that are refused."""
-    refused = _refused(pipeline, inputs, request)
-    candidates = _candidates(pipeline, inputs, set(request.slices) - set(refused) if request else ())
+    asked = set(request.slices) if request else set()
+    refused = {slice_: why for slice_ in asked if (why := _why_not(pipeline, inputs, slice_))}
+    candidates = _candidates(pipeline, inputs, asked - set(refused))
     in_ledger = {slice_: boundary for slice_ in candidates if (boundary := _boundary(inputs, slice_))}
     # Every slice that is over gets its boundary, also one that the request does not name.
-    taken = {slice_: _boundary_now(inputs) for slice_ in candidates if slice_ not in in_ledger}
+    boundary_now = Boundary(topic_id=inputs.topic.topic_id, ends=dict(inputs.topic.ends))
+    taken = {slice_: boundary_now for slice_ in candidates if slice_ not in in_ledger}
     boundaries = {**in_ledger, **taken}
     reasons = _reasons(pipeline, inputs, candidates, request)
     waiting = {slice_: boundaries[slice_] for slice_ in reasons if not boundaries[slice_].is_reached(inputs.landed)}
@@ -204,12 +206,6 @@ def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = Non
         outdated=outdated_slices(pipeline, inputs.headers, inputs.events_from_ms),
         unannounced=_unannounced(inputs),
     )
-
-
-def _refused(pipeline: Pipeline, inputs: PlanInputs, request: Request | None) -> dict[Slice, str]:
-    """The requested slices that cannot be closed now, each with the reason."""
-    asked = set(request.slices) if request else set()
-    return {slice_: why for slice_ in asked if (why := _why_not(pipeline, inputs, slice_))}
 
 
 def _candidates(pipeline: Pipeline, inputs: PlanInputs, asked: Collection[Slice]) -> list[Slice]:
@@ -293,10 +289,6 @@ def _boundary(inputs: PlanInputs, slice_: Slice) -> Boundary | None:
     entry = inputs.entries.get(slice_.name)
     boundary = entry.boundary if entry else None
     return boundary if boundary and boundary.topic_id == inputs.topic.topic_id else None
-
-
-def _boundary_now(inputs: PlanInputs) -> Boundary:
-    return Boundary(topic_id=inputs.topic.topic_id, ends=dict(inputs.topic.ends))
 
 
 def _late(inputs: PlanInputs, name: str) -> int:

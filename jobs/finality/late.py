@@ -4,8 +4,8 @@ With a right clock, no final slice misses an event that arrived before it was ov
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 
 from jobs.finality.due import PlanInputs, TopicEnds
@@ -20,14 +20,6 @@ from jobs.pipelines.slices import is_in_time, slice_at, slice_named
 _COMPUTED_NOT_FINAL = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.BLOCKED)
 # Each slice costs a query while the plan holds the lease. A plan looks up this many, and later plans the others.
 _SPLIT_AT_ONCE = 200
-
-
-@dataclass(frozen=True, kw_only=True)
-class Missed:
-    """The events that a computed slice misses, and those of them that arrived in time."""
-
-    late: int = 0
-    in_time: int | None = 0
 
 
 def count_late(
@@ -93,49 +85,45 @@ def _split(
     computed = entry if entry.state in _COMPUTED_NOT_FINAL else header
     if computed is None or (computed is header and header.verdict.startswith(ROLLED_BACK)):
         return replace(entry, in_time=0)
-    return replace(entry, in_time=_missed(pipeline, landed, computed, counted).in_time)
+    _, in_time = _missed(pipeline, landed, computed, counted)
+    return replace(entry, in_time=in_time)
 
 
-def missed_by(
+def with_missed(
     lake: PipelineLake,
+    line: LedgerLine,
     computed: Header | LedgerLine,
     newest: LedgerLine | None,
     counted: LateCountPosition | None,
-) -> Missed:
-    """The late events that a computed slice misses, among those that plans have counted so far.
+) -> LedgerLine:
+    """A run's line about a slice that it has computed, with the number of late events that the slice misses.
 
-    If the slice's newest line is of the same run, the line has their numbers, and later plans have added to them.
-    Otherwise the events are counted here.
+    ``computed``: the header of the published slice, or before its publish the line itself.
+    If the slice's newest line is of this run, it has these numbers, with all that later plans have added. Otherwise the
+    events that plans have counted so far are counted here.
     """
     if newest and is_of(computed, newest):
-        return Missed(late=newest.late, in_time=newest.in_time)
+        return replace(line, late=newest.late, in_time=newest.in_time)
     landed = lake.events()
-    return Missed() if landed is None else _missed(lake.pipeline, landed, computed, counted)
+    late, in_time = _missed(lake.pipeline, landed, computed, counted) if landed else (0, 0)
+    return replace(line, late=late, in_time=in_time)
 
 
 def _missed(
     pipeline: Pipeline, landed: Landed, computed: Header | LedgerLine, counted: LateCountPosition | None
-) -> Missed:
-    """Count the events that were landed after a slice was computed, up to the position ``counted`` of the last plan."""
+) -> tuple[int, int]:
+    """Count the events that were landed after a slice was computed, and those of them that arrived in time.
+
+    They are counted up to the position ``counted`` of the last plan.
+    """
     if counted is None or counted.topic_id != _topic_id(computed):
-        return Missed()
+        return 0, 0
     name = computed.slice
     before_ms = slice_named(pipeline, name).end_ms + pipeline.window.reach_ms
     rows = landed.since(computed.offsets, counted.since_ms, before_ms).to_pylist()
     counted_rows = (row for row in rows if row["offset"] < counted.ends.get(row["partition"], 0))
     missing = [row for row in counted_rows if name in _touched(pipeline, row["time"])]
-    return Missed(late=len(missing), in_time=sum(_came_in_time(pipeline, name, row) for row in missing))
-
-
-def with_missed(
-    lake: PipelineLake,
-    lines: Iterable[LedgerLine],
-    newest: Mapping[str, LedgerLine],
-    counted: LateCountPosition | None,
-) -> list[LedgerLine]:
-    """A run's ledger lines about its slices, each with the number of events that its slice misses."""
-    missed = ((line, missed_by(lake, line, newest.get(line.slice), counted)) for line in lines)
-    return [replace(line, late=found.late, in_time=found.in_time) for line, found in missed]
+    return len(missing), sum(_came_in_time(pipeline, name, row) for row in missing)
 
 
 def _came_in_time(pipeline: Pipeline, name: str, row: Mapping[str, int]) -> bool:

@@ -31,7 +31,6 @@ class PlanSnapshot:
 
     inputs: PlanInputs
     landed: Landed | None
-    ends: Mapping[int, int]
     # How far late events are counted now.
     counted: LateCountPosition | None = None
     # How far the last plan had counted late events.
@@ -58,17 +57,17 @@ def read_inputs(
     left = slices_left(lake) | set(last.undecided if last else ())
     inputs = _inputs(pipeline, now_ms, topic, landed, ends, finals, {*asked, *left})
     if ledger is None:
-        return PlanSnapshot(inputs=inputs, landed=landed, ends=ends)
+        return PlanSnapshot(inputs=inputs, landed=landed)
     inputs = _with_entries(pipeline, replace(inputs, left=left & inputs.headers.keys()), ledger, set(asked))
     # If nothing of this topic is landed, there are no new late events. Landed events are then of an earlier topic with
     # the same name.
     if landed is None or not ends:
-        return PlanSnapshot(inputs=inputs, landed=landed, ends=ends)
+        return PlanSnapshot(inputs=inputs, landed=landed)
     inputs, counted = count_late(pipeline, landed, last, inputs, ends, finals.newest(), finals.headers)
     if missing := [name for name in inputs.late if name not in inputs.entries]:
         inputs = replace(inputs, entries={**inputs.entries, **ledger.newest(missing)})
     inputs = split_late(pipeline, landed, inputs, last)
-    return PlanSnapshot(inputs=inputs, landed=landed, ends=ends, counted=counted, counted_before=last)
+    return PlanSnapshot(inputs=inputs, landed=landed, counted=counted, counted_before=last)
 
 
 def topic_of(client: KafkaAdminClient, source: Source) -> TopicEnds:

@@ -136,7 +136,7 @@ class Planner:
             fingerprint=pipeline.fingerprint,
             checks=pipeline.checks_fingerprint,
             topic_id=snapshot.inputs.topic.topic_id,
-            offsets=snapshot.ends,
+            offsets=landed_ends(landed, self.lake.pipeline.source, snapshot.inputs.topic),
             events_version=landed.version if landed else 0,
             work=tuple(_work(item, counts.get(item.slice.name, Count())) for item in due),
             unannounced=found.survey.unannounced,
@@ -194,19 +194,12 @@ def write_states(lake: PipelineLake, lines: Iterable[LedgerLine]) -> None:
         ledger = lake.open_ledger()
         newest, counted = ledger.newest([line.slice for line in wanted]), ledger.counted()
         wanted = [line for line in wanted if not is_superseded(line, newest.get(line.slice))]
-        ledger.append(with_missed(lake, wanted, newest, counted))
+        ledger.append(with_missed(lake, line, line, newest.get(line.slice), counted) for line in wanted)
 
 
 def _work(due: Due, count: Count) -> Work:
-    return Work(
-        slice=due.slice.name,
-        version=due.version,
-        reason=due.reason,
-        boundary=due.boundary,
-        events=count.events,
-        window_events=count.window_events,
-        late=due.late,
-    )
+    """The work on a slice: what is due of it, and what it must count."""
+    return Work(**{**vars(due), **vars(count), "slice": due.slice.name})
 
 
 def _bounded(slice_: Slice, boundary: Boundary, entry: LedgerLine | None, run: str, now_ms: int) -> LedgerLine:

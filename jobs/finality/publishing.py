@@ -14,7 +14,7 @@ import pyarrow as pa
 from jobs.control.lease import Lease
 from jobs.control.writing import writing
 from jobs.failpoints import FailPoint, may_fail_at
-from jobs.finality.late import missed_by
+from jobs.finality.late import with_missed
 from jobs.finality.run.folder import Plan, RunFolder, Work, slices_left
 from jobs.lake.final import FinalTable
 from jobs.lake.final_topic import Message, messages, send, tombstones, window_columns
@@ -244,8 +244,7 @@ def _line(
 ) -> LedgerLine:
     line = reconciled(header, entry)
     if not header.verdict.startswith(ROLLED_BACK):
-        missed = missed_by(lake, header, entry, counted)
-        line = replace(line, late=missed.late, in_time=missed.in_time)
+        line = with_missed(lake, line, header, entry, counted)
     verdict = f"{header.verdict}; {header.reason}" if header.verdict not in ("", "passed") else header.reason
     return replace(line, at_ms=round(time.time() * 1000), state=State.FINAL, reason=verdict)
 

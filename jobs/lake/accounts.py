@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.columns import TIME, arrow_type, columns_of
-from jobs.lake.delta.fenced import FencedTable, opened
+from jobs.lake.delta.fenced import FencedTable, for_each, kept_for, opened
 from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
 from jobs.pipelines.pipeline import Pipeline
 from jobs.storage.folders import Folder, remove
@@ -25,11 +25,7 @@ from jobs.storage.parquet import files_in, write
 _MERGE_EVERY_COMMITS = 50
 # A longer list of unexplained slices is not copied from commit to commit, but read from the totals.
 _MOST_UNEXPLAINED = 1000
-_PROPERTIES = {
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
-}
+_PROPERTIES = {"delta.checkpointInterval": "50", **kept_for("1 days")}
 _TOTAL = pa.decimal128(38, 10)
 BALANCE_SCHEMA = pa.schema(
     [
@@ -167,7 +163,7 @@ class Accounts:
         """Commit the staged drift rows first, if there are any, and then the totals."""
         accounts = sorted({(row["slice"], row["version"]) for row in totals})
         staged = files_in(stage) if stage else []
-        added = self._drift.place_all(staged)
+        added = for_each(self._drift.path, self._drift.place, staged)
         metadata = {"accounts": accounts, "files": [action.path for action in added]}
         self._drift.transact([*added, *self._left_over()], _json(metadata))
         remove(stage or self.new_stage())

@@ -27,16 +27,11 @@ class KeptEvents:
     needed_from_ms: Callable[[], int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OldHours:
-    """The files to remove, with their sizes. All events that remain happened at or after ``before_ms``."""
+def old_hours(table: DeltaTable, kept: timedelta, needed_from_ms: int, now_ms: int) -> tuple[dict[str, int], int]:
+    """Find the hours that are older than ``kept`` and that no pipeline needs.
 
-    files: dict[str, int]
-    before_ms: int
-
-
-def old_hours(table: DeltaTable, kept: timedelta, needed_from_ms: int, now_ms: int) -> OldHours:
-    """Return the files of hours that are older than ``kept`` and that no pipeline needs.
+    Return their files, with their sizes, and the time when the newest of these hours ends. All events that remain
+    happened then or later.
 
     An hour's age is measured from the arrival of the newest record, which the broker stamps, or from ``now_ms`` if that
     is earlier. So one wrong clock alone removes nothing.
@@ -47,7 +42,7 @@ def old_hours(table: DeltaTable, kept: timedelta, needed_from_ms: int, now_ms: i
     sizes = zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), strict=True)
     by_age = sorted((hour_ms(path), path, size) for path, size in sizes)
     old = [(start, path, size) for start, path, size in by_age if start + HOUR_MS <= before_ms][:MOST_FILES]
-    return OldHours(files={path: size for _, path, size in old}, before_ms=old[-1][0] + HOUR_MS if old else 0)
+    return {path: size for _, path, size in old}, old[-1][0] + HOUR_MS if old else 0
 
 
 def hour_ms(file: str) -> int:

@@ -13,15 +13,15 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
-from jobs.lake.delta.reading import dataset, files_with_sizes
+from jobs.lake.delta.reading import dataset, files_with_sizes, table_at
 from jobs.lake.event_hours import hour_ms
 from jobs.lake.stream_tables import Note, note_at
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, adjacent_groups
 from jobs.pipelines.source import Source
+from jobs.pipelines.window import WindowKind
 from jobs.storage.folders import Folder
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,11 +51,8 @@ class Landed:
     def at(cls, lake_root: Folder, source: Source, version: int | None = None) -> Self | None:
         """Pin the newest version, or an older one; return None if nothing was ever landed."""
         path = lake_root / source.events_table
-        try:
-            table = DeltaTable(str(path), version=version)
-        except TableNotFoundError:
-            return None
-        return cls(path=path, table=table, note=note_at(path, table.version()))
+        table = table_at(path, version)
+        return cls(path=path, table=table, note=note_at(path, table.version())) if table else None
 
     @property
     def version(self) -> int:
@@ -73,8 +70,7 @@ class Landed:
 
     def ends(self, topic: str, topic_id: str) -> dict[int, int]:
         """Return how far each partition is landed; empty if a topic with another id was landed last."""
-        ranges = self.note.topics.get(topic) if self.note else None
-        return {p: end for p, (_, end) in ranges.offsets.items()} if ranges and ranges.topic_id == topic_id else {}
+        return self.note.ends[topic] if self.note and self.note.topic_id(topic) == topic_id else {}
 
     def first_ms(self) -> int | None:
         """Return the earliest event time, by the log alone. A file without statistics counts with its hour's begin."""
@@ -120,7 +116,9 @@ class Landed:
         ]
         with self._accepted(self.files(ranges), span) as database:
             events: dict[int, int] = dict(database.execute(in_slice).fetchall())
-            windows: dict[int, int] = dict(database.execute(in_windows).fetchall()) if _has_grid(pipeline) else events
+            # The time of an event alone gives its windows, except for sessions.
+            has_grid = window.kind is not WindowKind.SESSION
+            windows: dict[int, int] = dict(database.execute(in_windows).fetchall()) if has_grid else events
         counts = {
             slice_.name: Count(
                 events=events.get(slice_.start_ms // length, 0), window_events=windows.get(slice_.start_ms // length, 0)
@@ -205,11 +203,6 @@ class Landed:
     def _holding_offsets_from(self, offset: int) -> set[str]:
         last = ((action["path"], action.get("max.offset")) for action in self._actions)
         return {path for path, newest in last if newest is None or newest >= offset}
-
-
-def _has_grid(pipeline: Pipeline) -> bool:
-    """Whether an event's time alone gives its windows. This does not hold for sessions."""
-    return pipeline.window.kind.value != "session"
 
 
 def _ms(moment: datetime) -> int:

@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, Self
 
@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.columns import adapt, columns_of, schema_of
-from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, opened
-from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
+from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, kept_for, opened
+from jobs.lake.delta.reading import dataset, files_with_sizes, table_at, value_of
 from jobs.lake.folding import (
     Fold,
     Stored,
@@ -55,9 +54,6 @@ INPUTS = "_inputs"
 _DELETE_EVERY_SECONDS = 24 * HOUR_SECONDS
 # A turn folds for about this long. After an upgrade a year of slices may be due: the next turns fold the rest.
 _FOLD_SECONDS = 20.0
-_PROPERTIES = {"delta.checkpointInterval": "50"}
-# These properties limit how long a slice can be rolled back.
-_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 
 class FinalTable(FencedTable):
@@ -80,7 +76,7 @@ class FinalTable(FencedTable):
         The table also gets the present setting of how long versions of slices are kept.
         """
         path, kept = lake_root / pipeline.final_table, _retention()
-        table = opened(path, schema_of(pipeline), "slice", _PROPERTIES | kept)
+        table = opened(path, schema_of(pipeline), "slice", {"delta.checkpointInterval": "50", **kept})
         adapt(table, schema_of(pipeline), path)
         follow(table, path, kept)
         return cls(pipeline, path, table)
@@ -89,10 +85,8 @@ class FinalTable(FencedTable):
     def read(cls, lake_root: Folder, pipeline: Pipeline, version: int | None = None) -> Self | None:
         """Open the table to read, at its newest or an earlier version; return None if nothing was ever published."""
         path = lake_root / pipeline.final_table
-        try:
-            return cls(pipeline, path, DeltaTable(str(path), version=version))
-        except TableNotFoundError:
-            return None
+        table = table_at(path, version)
+        return cls(pipeline, path, table) if table else None
 
     def days(self) -> list[str]:
         """Return the days on which final slices begin, in order."""
@@ -148,8 +142,15 @@ class FinalTable(FencedTable):
         """The files with the rows of a slice, and a filter for these rows if the files have others, too."""
         if own := self._in_folder(slice_):
             return own, None
-        wanted = slice_named(self._pipeline, slice_)
-        return [file.path for file in self._folded(slice_[:8]) if file.may_touch(wanted)], within([wanted])
+        wanted = [slice_named(self._pipeline, slice_)]
+        return [file.path for file, _ in self._folded_files_of(wanted)], within(wanted)
+
+    def files_of(self, slices: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Return the files with the rows of these slices: own files, and folded files with rows of others, too."""
+        own = {name: self._in_folder(name) for name in sorted(slices)}
+        others = (slice_named(self._pipeline, name) for name, files in own.items() if not files)
+        folded = [str(self.path / file.path) for file, _ in self._folded_files_of(others)]
+        return [str(self.path / file) for files in own.values() for file in files], folded
 
     def has_columns_of_now(self, slice_: str) -> bool:
         """Whether the rows of a slice were written with the columns of today's definition, in their order."""
@@ -164,9 +165,12 @@ class FinalTable(FencedTable):
     def _dataset(self, files: Iterable[str]) -> ds.FileSystemDataset:
         return dataset(self._table, self.path, files)
 
-    def _folded(self, day: str) -> list[Stored]:
-        """The folded files of a day."""
-        return of_day(self._all_stored(), day)
+    def _folded_files_of(self, slices: Iterable[Slice]) -> Iterator[tuple[Stored, list[Slice]]]:
+        """Yield the folded files that may have windows of some slices, each with these slices."""
+        for day, some in by_day(slices).items():
+            for file in of_day(self._all_stored(), day):
+                if touching := [slice_ for slice_ in some if file.may_touch(slice_)]:
+                    yield file, touching
 
     def _all_stored(self) -> list[Stored]:
         """The files of rows, with the log's bounds of their windows; looked up once per version."""
@@ -191,7 +195,8 @@ class FinalTable(FencedTable):
         # Only a slice with an earlier version, and without files in its own folder, can have rows in folded files.
         replaced = [p.header.slice for p in publications if p.header.version > 1]
         folded = [slice_named(self._pipeline, name) for name in replaced if not self._in_folder(name)]
-        actions = self._taken_out(folded)
+        # Folded files with rows of these slices are written again, without those rows.
+        actions = [each for file, some in self._folded_files_of(folded) for each in self._without(file, some)]
         for day in sorted({publication.header.slice[:8] for publication in publications}):
             old = self._in_folder(HEADERS_SLICE + day)
             headers = {header.slice: header for header in self._headers_in(old)}
@@ -208,15 +213,6 @@ class FinalTable(FencedTable):
         versions = {p.header.slice: p.header.version for p in publications}
         runs = sorted({p.header.run for p in publications})
         self.transact(actions, json.dumps({"runs": runs, "versions": versions}, separators=(",", ":")))
-
-    def _taken_out(self, slices: Iterable[Slice]) -> list[Action]:
-        """Write the folded files with rows of these slices again, without those rows."""
-        actions = list[Action]()
-        for day, some in by_day(slices).items():
-            for file in self._folded(day):
-                if touching := [slice_ for slice_ in some if file.may_touch(slice_)]:
-                    actions += self._without(file, touching)
-        return actions
 
     def _without(self, file: Stored, slices: Sequence[Slice]) -> list[Action]:
         """Replace a folded file by one without the rows of these slices; do nothing if it has no such rows."""
@@ -345,4 +341,5 @@ def files_of_headers(table: DeltaTable) -> dict[str, tuple[int, int]]:
 
 
 def _retention() -> dict[str, str]:
-    return dict.fromkeys(_RETENTION, f"interval {KeptDays.from_env().final_versions} days")
+    """The properties that limit how long a slice can be rolled back."""
+    return kept_for(f"{KeptDays.from_env().final_versions} days")

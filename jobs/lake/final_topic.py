@@ -70,8 +70,7 @@ def send(kafka: KafkaSettings, topic: str, wanted: Iterable[Message]) -> int:
 
 
 def _key(pipeline: Pipeline, row: dict[str, Any]) -> bytes:
-    values = (row["window_start"], *(row[name] for name in pipeline.keys))
-    return f"[{','.join(_json(value) for value in values)}]".encode()
+    return f"[{','.join(_json(row[name]) for name in window_columns(pipeline))}]".encode()
 
 
 def _json(value: Any) -> str:

@@ -8,11 +8,10 @@ import json
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import reduce
-from itertools import islice, takewhile
+from itertools import groupby, islice, takewhile
 from operator import attrgetter, or_
 from typing import NamedTuple
 
@@ -25,10 +24,10 @@ from deltalake import DeltaTable
 from jobs.lake.delta.fenced import for_each
 from jobs.lake.delta.merging import GOOD_FILE_BYTES, File, similar
 from jobs.lake.delta.reading import value_of
-from jobs.pipelines.days import settled_before_ms
+from jobs.pipelines.days import DAY_MS, settled_before_ms
 from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, adjacent_groups, slice_named
+from jobs.pipelines.slices import Slice, adjacent_groups, slice_named, start_ms_of
 from jobs.storage.folders import Folder, write_whole
 from jobs.storage.parquet import arrow_place
 
@@ -130,23 +129,6 @@ def by_day(slices: Iterable[Slice]) -> Mapping[str, list[Slice]]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinalFiles:
-    """The files with the final rows of some slices: own files, and folded files with rows of other slices, too."""
-
-    own: Sequence[str]
-    folded: Sequence[str]
-
-
-def final_files(table: DeltaTable, path: Folder, pipeline: Pipeline, slices: Collection[str]) -> FinalFiles:
-    """Return the files with the final rows of these slices, at the version at which the table is open."""
-    files = stored(table)
-    own = {file.path: value_of(file.path) for file in files if value_of(file.path) in slices}
-    missing = [slice_named(pipeline, name) for name in sorted(set(slices).difference(own.values()))]
-    folded = [f for day, some in by_day(missing).items() for f in of_day(files, day) if any(map(f.may_touch, some))]
-    return FinalFiles(own=[str(path / file) for file in own], folded=[str(path / file.path) for file in folded])
-
-
 def folder_of(day: str, names: Sequence[str]) -> str:
     """Return the folder for a day's folded rows with these columns. Rows with other columns get another folder."""
     digest = hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()[:8]
@@ -164,13 +146,13 @@ def within(slices: Iterable[Slice]) -> ds.Expression:
 
 
 def due(files: Iterable[Stored], pipeline: Pipeline, now_ms: int) -> Iterator[Fold]:
-    """Yield the folds that are due, the newest days first. No file is in two folds."""
+    """Yield the folds that are due, the newest days first. No file is in two folds; ``files`` must be in order."""
     days = defaultdict[str, list[Stored]](list)
     for file in files:
         days[value_of(file.path).removeprefix(ROWS_SLICE)[:8]].append(file)
     for day in sorted(days, reverse=True):
         slices, folded = _slices(days[day], pipeline), of_day(days[day], day)
-        end_ms = max(_end_of(day), *(slice_.end_ms for slice_ in slices), 0)
+        end_ms = max([start_ms_of(f"{day}T000000Z") + DAY_MS, *(slice_.end_ms for slice_ in slices)])
         if end_ms <= settled_before_ms(pipeline, now_ms):
             yield from _whole_day(day, list(slices.values()), folded)
         else:
@@ -179,11 +161,8 @@ def due(files: Iterable[Stored], pipeline: Pipeline, now_ms: int) -> Iterator[Fo
 
 def _slices(files: Iterable[Stored], pipeline: Pipeline) -> dict[Slice, list[Stored]]:
     """The slices with own files that can be folded: small files, with no window of another slice."""
-    found = defaultdict[str, list[Stored]](list)
-    for file in files:
-        if not (name := value_of(file.path)).startswith(ROWS_SLICE):
-            found[name].append(file)
-    slices = {slice_named(pipeline, name): found[name] for name in sorted(found)}
+    by_name = groupby(files, key=lambda file: value_of(file.path))
+    slices = {slice_named(pipeline, name): list(own) for name, own in by_name if not name.startswith(ROWS_SLICE)}
     return {
         slice_: own
         for slice_, own in slices.items()
@@ -191,40 +170,24 @@ def _slices(files: Iterable[Stored], pipeline: Pipeline) -> dict[Slice, list[Sto
     }
 
 
-def _end_of(day: str) -> int:
-    """The time when a day ends.
-
-    >>> _end_of("19700101")
-    86400000
-    """
-    end = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC) + timedelta(days=1)
-    return round(end.timestamp() * 1000)
-
-
 def _hours(day: str, slices: dict[Slice, list[Stored]], now_ms: int) -> Iterator[Fold]:
-    hours = defaultdict[int, list[list[Stored]]](list)
-    ends = defaultdict[int, int](int)
-    for slice_, own in slices.items():
-        hour = slice_.start_ms // HOUR_MS
-        hours[hour].append(own)
-        ends[hour] = max(slice_.end_ms, (hour + 1) * HOUR_MS)
-    for hour, units in hours.items():
-        if now_ms >= ends[hour] + HOUR_REST_MS:
-            yield from (Fold(day=day, files=tuple(few)) for few in _packs(units) if len(few) > 1)
+    """Fold the slices of each hour. The last slice of an hour may end after it."""
+    for hour, some in groupby(slices, key=lambda slice_: slice_.start_ms // HOUR_MS):
+        begun = list(some)
+        if now_ms >= max(begun[-1].end_ms, (hour + 1) * HOUR_MS) + HOUR_REST_MS:
+            packs = _packs(slices[slice_] for slice_ in begun)
+            yield from (Fold(day=day, files=tuple(few)) for few in packs if len(few) > 1)
 
 
 def _whole_day(day: str, slices: list[list[Stored]], folded: Sequence[Stored]) -> Iterator[Fold]:
     """Fold all slices of a day, and folded files of similar size with the same columns."""
     if folded or sum(map(len, slices)) > 1:
         yield from (Fold(day=day, files=tuple(few)) for few in _packs(slices))
-    by_columns = defaultdict[str, list[Stored]](list)
-    for file in folded:
-        by_columns[value_of(file.path)].append(file)
-    for files in by_columns.values():
-        for few in _packs([file] for file in sorted(files, key=_first)):
+    # Files with the same columns lie in one folder.
+    for _, files in groupby(folded, key=lambda file: value_of(file.path)):
+        for few in _packs([file] for file in sorted(files, key=lambda file: file.first or 0)):
             sizes: list[File] = sorted(((file.path, file.size) for file in few), key=lambda file: file[1])
-            found = similar(sizes)
-            if found:
+            if found := similar(sizes):
                 yield Fold(day=day, files=tuple(file for file in few if file.path in found))
 
 
@@ -239,10 +202,6 @@ def _packs(units: Iterable[list[Stored]]) -> Iterator[list[Stored]]:
         found = together
     if found:
         yield found
-
-
-def _first(file: Stored) -> int:
-    return file.first or 0
 
 
 def failed_lately(path: Folder) -> dict[str, float]:

@@ -10,11 +10,10 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.columns import TIME, adapt
-from jobs.lake.delta.fenced import Action, FencedTable, opened
-from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
+from jobs.lake.delta.fenced import Action, FencedTable, kept_for, opened
+from jobs.lake.delta.reading import dataset, files_with_sizes, table_at, value_of
 from jobs.lake.slices import Boundary, LedgerLine, State
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_named
@@ -26,11 +25,7 @@ from jobs.storage.parquet import write
 _MERGE_EVERY_COMMITS = 50
 # A turn removes the old lines of at most this many days, because a plan waits for it.
 _DAYS_A_TURN = 3
-_PROPERTIES = {
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
-}
+_PROPERTIES = {"delta.checkpointInterval": "50", **kept_for("1 days")}
 SCHEMA = pa.schema(
     [
         pa.field("slice", pa.string()),
@@ -100,10 +95,8 @@ class Ledger(FencedTable):
     def read(cls, lake_root: Folder, pipeline: Pipeline) -> Self | None:
         """Open the ledger to read; return None if there was never a plan."""
         path = lake_root / pipeline.ledger_table
-        try:
-            return cls(pipeline, path, DeltaTable(str(path)))
-        except TableNotFoundError:
-            return None
+        table = table_at(path)
+        return cls(pipeline, path, table) if table else None
 
     def counted(self) -> LateCountPosition | None:
         """Return how far late events were counted at the last write; None before the first count."""
@@ -141,18 +134,20 @@ class Ledger(FencedTable):
         return _entries(rows.filter(pc.invert(settled))), set(rows.column("slice").filter(settled).to_pylist())
 
     def _newest(self, days: Collection[str] | None = None) -> pa.Table:
-        files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
-        rows = self._rows(files)
+        rows = self._rows(days)
         return rows.take(_last_of_each(rows))
 
     def history(self, slice_: str) -> list[LedgerLine]:
         """Return all lines of a slice, in order."""
-        files = [file for file in files_with_sizes(self._table) if value_of(file) == slice_[:8]]
-        rows = self._rows(files).to_pylist()
+        rows = self._rows({slice_[:8]}).to_pylist()
         return [_entry(row) for row in rows if row["slice"] == slice_]
 
-    def _rows(self, files: Iterable[str]) -> pa.Table:
-        """Lines in the order of their commits. Columns that an older version did not write are null."""
+    def _rows(self, days: Collection[str] | None) -> pa.Table:
+        """The lines of some days, or of all, in the order of their commits.
+
+        Columns that an older version did not write are null.
+        """
+        files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
         rows = dataset(self._table, self.path, files, SCHEMA).to_table(_READ)
         return rows.sort_by([("commit", "ascending")])
 

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.batch_rows import complete_since
 from jobs.lake.columns import TIME
-from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
+from jobs.lake.delta.reading import dataset, files_with_sizes, table_at, value_of
 from jobs.lake.stream_tables import Note, note_at
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.pipeline import Pipeline
@@ -47,11 +46,8 @@ class Live:
     def at(cls, lake_root: Folder, pipeline: Pipeline) -> Self:
         """Pin the newest version of the table."""
         path = lake_root / pipeline.live_table
-        try:
-            table = DeltaTable(str(path))
-        except TableNotFoundError:
-            return cls(path=path, table=None, note=None)
-        return cls(path=path, table=table, note=note_at(path, table.version()))
+        table = table_at(path)
+        return cls(path=path, table=table, note=note_at(path, table.version()) if table else None)
 
     def reached(self, topic: str) -> dict[int, int]:
         """Return how far the stream is: the end of its newest micro-batch, or the begin that a reset gave it."""

@@ -1,16 +1,12 @@
 """The part of the lake that belongs to one pipeline: all its tables and documents are listed here."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
-
-from deltalake import DeltaTable
 
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
 from jobs.lake.accounts import Accounts
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
-from jobs.lake.folding import FinalFiles, final_files
 from jobs.lake.ledger import Ledger
 from jobs.lake.live import Live
 from jobs.pipelines.pipeline import Pipeline
@@ -44,11 +40,6 @@ class PipelineLake:
     def open_final(self) -> FinalTable:
         """The final table, to publish slices. The recompute job writes it."""
         return FinalTable.open(self.root, self.pipeline)
-
-    def final_files(self, version: int, slices: Collection[str]) -> FinalFiles:
-        """The files with the final rows of these slices, at a version of the final table."""
-        path = self.root / self.pipeline.final_table
-        return final_files(DeltaTable(str(path), version=version), path, self.pipeline, slices)
 
     def ledger(self) -> Ledger | None:
         """The ledger."""

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.control.checkpoint import Offsets, reset_command
 from jobs.failpoints import FailPoint, may_fail_at
 from jobs.lake.batch_rows import files_about_batches, to_remove, write_first_row
-from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, for_each, opened
+from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, for_each, kept_for, opened
 from jobs.lake.delta.log import commit_infos, open_whole
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents, old_hours
@@ -34,12 +34,8 @@ COMPACT_EVERY_COMMITS = 60
 DELETE_EVERY_SECONDS = HOUR_SECONDS
 # The stages of a writer lie in a folder that is named by this prefix and the writer's epoch.
 _EPOCH = "epoch-"
-_RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
-_PROPERTIES = {
-    # A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
-    **dict.fromkeys(_RETENTION, "interval 6 hours"),
-    "delta.checkpointInterval": "50",
-}
+# A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
+_PROPERTIES = {"delta.checkpointInterval": "50", **kept_for("6 hours")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +198,7 @@ class TableWriter(FencedTable):
 
     def reset(self, note: Note, *, clear: bool) -> None:
         """Commit where the next checkpoint begins. With ``clear`` the same commit takes all rows out of the table."""
-        self._say([], note, mode="overwrite" if clear else "append")
+        self._say([], note, overwrites=clear)
 
     def has(self, write_id: str, batch: int) -> bool:
         """Whether this batch is in the table already: Spark repeats a batch if it could not record its end."""
@@ -215,8 +211,7 @@ class TableWriter(FencedTable):
             added = for_each(self.path, lambda file: self.place(file, known=staged.files[file]), list(staged.files))
         except FileNotFoundError as error:
             raise TornStageError(f"a staged file is gone ({error}): nothing is committed") from error
-        mode: Literal["append", "overwrite"] = "overwrite" if self._adapts else "append"
-        self._say(added, note, *note.transactions, mode=mode)
+        self._say(added, note, overwrites=self._adapts)
         self._adapts = False
         return [self.path / action.path for action in added]
 
@@ -224,16 +219,10 @@ class TableWriter(FencedTable):
         """Remove this writer's stages; only one is in use at a time. In a bucket the folder's marker goes, too."""
         remove(self._stages)
 
-    def _say(
-        self,
-        actions: Sequence[Action],
-        note: Note,
-        *transactions: Transaction,
-        mode: Literal["append", "overwrite"] = "append",
-    ) -> None:
+    def _say(self, actions: Sequence[Action], note: Note, *, overwrites: bool) -> None:
         # Each note repeats the time before which events were removed. So the newest note of any version has it.
         note = replace(note, events_from_ms=self.note.events_from_ms if self.note else 0)
-        self.transact(actions, note.to_json(), *transactions, mode=mode)
+        self.transact(actions, note.to_json(), *note.transactions, overwrites=overwrites)
         self.note = note
 
     def prune(self, slices: Collection[str], batches_kept: timedelta | None = None) -> None:
@@ -260,14 +249,15 @@ class TableWriter(FencedTable):
         """Remove the oldest hours in one commit. Its note also has the time before which no events are left."""
         if self.note is None:
             return
-        old = old_hours(self._table, events.kept, events.needed_from_ms(), round(_now().timestamp() * 1000))
-        if not old.files:
+        now_ms = round(_now().timestamp() * 1000)
+        old, before_ms = old_hours(self._table, events.kept, events.needed_from_ms(), now_ms)
+        if not old:
             return
-        note = replace(self.note, events_from_ms=max(self.note.events_from_ms, old.before_ms))
+        note = replace(self.note, events_from_ms=max(self.note.events_from_ms, before_ms))
         may_fail_at(FailPoint.MERGED, note.batch or 0)
-        self.transact([self.removal(file, size) for file, size in old.files.items()], note.to_json())
+        self.transact([self.removal(file, size) for file, size in old.items()], note.to_json())
         self.note = note
-        log.info("removed %d files of %s: events before %s", len(old.files), self.path.name, iso(note.events_from_ms))
+        log.info("removed %d files of %s: events before %s", len(old), self.path.name, iso(note.events_from_ms))
 
     def maintain(
         self,
@@ -298,7 +288,7 @@ class TableWriter(FencedTable):
 def _kept() -> dict[str, str]:
     """How long replaced files are kept, as properties of a table; empty if the setting is not set."""
     minutes = replaced_kept_minutes()
-    return dict.fromkeys(_RETENTION, f"interval {minutes} minutes") if minutes else {}
+    return kept_for(f"{minutes} minutes") if minutes else {}
 
 
 def _now() -> datetime:

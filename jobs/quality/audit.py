@@ -1,6 +1,7 @@
 """Frames -> verdicts: which slices may be published, and whether the served windows are still right."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from decimal import Decimal
 from typing import Any
 
@@ -39,20 +40,17 @@ def audit(pipeline: Pipeline, windows: Any, slices: pd.DataFrame, *, run: str, d
         CouldNotCheckError: there is no verdict; try again.
     """
     _refuse_columns(pipeline, windows)
-    rows = rows_of(windows, pipeline)
     names = tuple(slices["slice"])
-    try:
+    with closing(rows_of(windows, pipeline)) as rows:
         staged = rows.counts()
         facts = suite.facts_of_slices(slices, staged)
         of_rows = validate(rows.frame, suite.of_windows(pipeline), name=f"{pipeline.name} windows")
         of_facts = validate(facts, suite.of_slices(), name=f"{pipeline.name} slices")
         found = [*_of_facts(facts, of_facts, names), *_of_rows(rows, of_rows, names, staged)]
-    finally:
-        rows.release()
     failures = {name: tuple(failure for where, failure in found if where == name) for name in names}
     results = {"Slices": of_facts.result, "Windows": of_rows.result}
     page.write(docs, page.of(f"Audit of {pipeline.name}", run, failures, results))
-    return {name: Verdict(slice=name, failures=failures[name]) for name in names}
+    return {name: Verdict(failures=failures[name]) for name in names}
 
 
 def check_served(
@@ -65,7 +63,7 @@ def check_served(
     repeated: int,
     run: str,
     docs: Folder,
-) -> tuple[Failure, ...]:
+) -> Verdict:
     """Judge a pipeline's windows as they are served, and write the page about it.
 
     Args:
@@ -82,21 +80,18 @@ def check_served(
         CouldNotCheckError: there is no result; try again.
     """
     _refuse_columns(pipeline, windows)
-    rows = rows_of(windows, pipeline)
     facts = suite.facts_of_served(freshness_seconds, changed, repeated)
-    try:
+    with closing(rows_of(windows, pipeline)) as rows:
         of_rows = validate(rows.frame, suite.of_windows(pipeline), name=f"{pipeline.name} windows")
         of_facts = validate(facts, suite.of_served(allowed_seconds), name=f"{pipeline.name} served")
         served = (suite.SERVED,)
         # Here all rows count for one slice, named SERVED.
         found = [*_of_facts(facts, of_facts, served), *_of_rows(rows, of_rows, served, rows.counts())]
-    finally:
-        rows.release()
-    failures = tuple(failure for _, failure in found)
+    verdict = Verdict(failures=tuple(failure for _, failure in found))
     title = f"Check of the served rows of {pipeline.name}"
     results = {"Served": of_facts.result, "Windows": of_rows.result}
-    page.write(docs, page.of(title, run, {suite.SERVED: failures}, results))
-    return failures
+    page.write(docs, page.of(title, run, {suite.SERVED: verdict.failures}, results))
+    return verdict
 
 
 def _refuse_columns(pipeline: Pipeline, windows: Any) -> None:

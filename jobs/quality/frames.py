@@ -4,7 +4,7 @@ Spark gets its conditions as SQL text, so that an audit of small frames does not
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import pandas as pd
 
@@ -30,26 +30,9 @@ class Broken:
     highest: Any
 
 
-class Rows(Protocol):
-    """The windows that are judged: the staged rows of a run, or served rows."""
-
-    @property
-    def frame(self) -> Any:
-        """The rows for Great Expectations, with the slice where each window begins."""
-
-    def counts(self) -> dict[str, int]:
-        """The number of rows of each slice."""
-
-    def broken(self, rule: Rule) -> list[Broken]:
-        """The slices with rows that break a rule; never the rows themselves."""
-
-    def release(self) -> None:
-        """Free the memory and disk that the rows take."""
-
-
 @dataclass(frozen=True)
 class PandasRows:
-    """Rows in memory."""
+    """Rows in memory. ``frame`` is for Great Expectations; it also has the slice where each window begins."""
 
     frame: pd.DataFrame
 
@@ -70,12 +53,12 @@ class PandasRows:
         return {_name(name) or NO_SLICE: int(count) for name, count in found.items()}
 
     def broken(self, rule: Rule) -> list[Broken]:
-        """The slices with rows that break a rule."""
+        """The slices with rows that break a rule; never the rows themselves."""
         rows = self.frame[rule.mask(self.frame)]
         groups = rows.groupby(["slice", SLICE_OF_WINDOW], dropna=False, sort=False)
         return [_broken(names, part, rule) for names, part in groups]
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Do nothing: Python frees the frame like any other object."""
 
 
@@ -112,9 +95,13 @@ class SparkRows:
             for row in found.collect()
         ]
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Drop the rows from memory and disk."""
         self.frame.unpersist()
+
+
+# The staged windows of a run. Both classes have the same methods.
+Rows = PandasRows | SparkRows
 
 
 def rows_of(windows: Any, pipeline: Pipeline) -> Rows:

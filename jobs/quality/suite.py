@@ -6,7 +6,7 @@ expectation gives the verdict; the conditions only find the broken rows. `audit`
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -55,7 +55,13 @@ def of_windows(pipeline: Pipeline) -> tuple[Rule, ...]:
         *(_within(*bound, severity) for bound, severity in bounds.items() if bound[1:] != (None, None)),
         _unique(identity),
         _before("window_start", "window_end"),
-        _slice_of_its_window(),
+        _equal(
+            "slice",
+            SLICE_OF_WINDOW,
+            "slice is the one in which the window begins",
+            "{failed} of {rows} rows",
+            ignore="either_value_is_missing",
+        ),
     )
 
 
@@ -91,27 +97,21 @@ def of_slices() -> tuple[Rule, ...]:
 def of_served(allowed_seconds: float) -> tuple[Rule, ...]:
     """The rules for a pipeline's windows as they are served."""
     return (
-        _within(
+        _at_most(
             "freshness_seconds",
-            None,
             allowed_seconds,
-            Severity.CRITICAL,
             sentence=f"windows are at most {allowed_seconds:.12g} s old",
             observed="{freshness_seconds:.12g} s",
         ),
-        _within(
+        _at_most(
             "changed_slices",
-            None,
             0,
-            Severity.CRITICAL,
             sentence="final slices are as they were published",
             observed="{changed_slices} changed: {names}",
         ),
-        _within(
+        _at_most(
             "repeated_windows",
-            None,
             0,
-            Severity.CRITICAL,
             sentence="a window and key is served once, live or final",
             observed="{repeated_windows} are served more than once",
         ),
@@ -183,26 +183,23 @@ def _never_null(column: str, severity: Severity) -> Rule:
     )
 
 
-def _within(
-    column: str,
-    minimum: int | None,
-    maximum: float | None,
-    severity: Severity,
-    *,
-    sentence: str = "",
-    observed: str = "{failed} of {rows} values, from {lowest} to {highest}",
-) -> Rule:
+def _at_most(column: str, maximum: float, *, sentence: str, observed: str) -> Rule:
+    """A rule about a number of the served windows, with a sentence of its own."""
+    return replace(_within(column, None, maximum, Severity.CRITICAL), sentence=sentence, observed=observed)
+
+
+def _within(column: str, minimum: int | None, maximum: float | None, severity: Severity) -> Rule:
     def outside(value: Any) -> bool:
         return (minimum is not None and value < minimum) or (maximum is not None and value > maximum)
 
     bounds = {"<": minimum, ">": maximum}
     return Rule(
-        sentence=sentence or f"{column} is {_range(minimum, maximum)}",
+        sentence=f"{column} is {_range(minimum, maximum)}",
         type="expect_column_values_to_be_between",
         arguments={"column": column, "min_value": minimum, "max_value": maximum},
         column=column,
         severity=severity,
-        observed=observed,
+        observed="{failed} of {rows} values, from {lowest} to {highest}",
         mask=lambda rows: rows[column].map(lambda value: not pd.isna(value) and outside(value)).astype(bool),
         sql=" OR ".join(f"`{column}` {sign} {bound}" for sign, bound in bounds.items() if bound is not None),
     )
@@ -242,21 +239,6 @@ def _before(start: str, end: str) -> Rule:
     )
 
 
-def _slice_of_its_window() -> Rule:
-    return Rule(
-        sentence="slice is the one in which the window begins",
-        type="expect_column_pair_values_to_be_equal",
-        arguments={"column_A": "slice", "column_B": SLICE_OF_WINDOW, "ignore_row_if": "either_value_is_missing"},
-        column="slice",
-        severity=Severity.CRITICAL,
-        observed="{failed} of {rows} rows",
-        mask=lambda rows: (
-            (rows["slice"] != rows[SLICE_OF_WINDOW]) & rows["slice"].notna() & rows[SLICE_OF_WINDOW].notna()
-        ),
-        sql=f"slice <> {SLICE_OF_WINDOW}",
-    )
-
-
 def _equal(one: str, other: str, sentence: str, observed: str, *, ignore: str = "neither") -> Rule:
     def differ(rows: pd.DataFrame) -> "pd.Series[bool]":
         known = rows[one].notna() & rows[other].notna()
@@ -270,7 +252,8 @@ def _equal(one: str, other: str, sentence: str, observed: str, *, ignore: str = 
         severity=Severity.CRITICAL,
         observed=observed,
         mask=differ,
-        sql="",
+        # Only windows may be in Spark. Their rule ignores rows with a null, as this condition does.
+        sql=f"`{one}` <> `{other}`",
     )
 
 

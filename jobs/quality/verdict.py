@@ -25,7 +25,6 @@ class Failure:
 class Verdict:
     """The failures of one slice, or of all served windows."""
 
-    slice: str
     failures: tuple[Failure, ...]
 
     @property

@@ -52,9 +52,9 @@ def test_of_a_file_with_rows_of_many_slices_those_that_are_due_are_read(spark: S
     wanted = {name: final.rows(name) for name in (FIRST.name, SECOND.name)}
     final.maintain(lambda: None, FIRST.end_ms + 400 * 24 * 3_600_000)
     for names in ({FIRST.name}, {SECOND.name}, {FIRST.name, SECOND.name}):
-        files = PipelineLake(made.root, PIPELINE).final_files(final.version, names)
-        assert (len(files.own), len(files.folded)) == (0, 1)
-        rows = comparison._final_rows(spark, PIPELINE, files, names).orderBy("window_start", "key").toArrow()
+        own, folded = final.files_of(names)
+        assert (len(own), len(folded)) == (0, 1)
+        rows = comparison._final_rows(spark, PIPELINE, final, names).orderBy("window_start", "key").toArrow()
         expected = pa.concat_tables(wanted[name] for name in sorted(names))
         assert rows.to_pylist() == expected.sort_by([("window_start", "ascending"), ("key", "ascending")]).to_pylist()
     made.account()

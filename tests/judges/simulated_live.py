@@ -258,7 +258,7 @@ def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[
     rows = seen.live.rows.slices.get(header.slice, ())  # type: ignore[attr-defined]
     found = sorted((record.partition, record.offset) for record in rows)
     final = sum(record.offset < header.offsets.get(record.partition, 0) for record in records)
-    _, content = world.history[seen.final_version][header.slice]
+    _, content = world.history[seen.final.version][header.slice]
     if wanted != found or (final != content and not header.verdict.startswith("rolled back")):
         world.defects.append(
             f"slice {header.slice} version {header.version}: live counts {found}, its batches {wanted}; final {content}"

@@ -100,7 +100,7 @@ def judge(lake: Path, reported: list[str]) -> None:
     staged = folder.staged()
     assert staged is not None or "staged" not in reported
     for slice_ in staged or ():
-        assert sum(pq.ParquetFile(file).metadata.num_rows for file in folder.files(slice_)) == 1
+        assert sum(pq.ParquetFile(file).metadata.num_rows for file in folder.files_by_slice()(slice_)) == 1
     incidents = [incident.key for incident in Incidents.of(lake).all()]
     assert "a.key" in incidents or "incident" not in reported
     judge_tables(lake, reported)

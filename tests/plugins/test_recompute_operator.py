@@ -90,7 +90,10 @@ def test_all_slices_are_computed_in_one_job(run: Run, monkeypatch: pytest.Monkey
     assert run.staged() == {**dict.fromkeys(NAMES, 1), EMPTY: 0}
     assert run.submitted == [4]
     assert (run.folder.staged() or {})[NAMES[0]] == StagedSlice(
-        read=1, expected=1, rows=1, files=tuple(str(f.relative_to(run.folder.path)) for f in run.folder.files(NAMES[0]))
+        read=1,
+        expected=1,
+        rows=1,
+        files=tuple(str(f.relative_to(run.folder.path)) for f in run.folder.files_by_slice()(NAMES[0])),
     )
 
 

@@ -77,10 +77,10 @@ def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> 
 
 
 def test_of_many_slices_it_shows_the_first(tmp_path: Path) -> None:
-    failures = check_served(
+    verdict = check_served(
         PIPELINE, made.frame(made.rows()), 100.0, 90.0, [], repeated=0, run="check", docs=tmp_path / "check.html"
     )
-    text = page.of("Audit", "run", {f"slice {number}": failures for number in range(1000)}, {})
+    text = page.of("Audit", "run", {f"slice {number}": verdict.failures for number in range(1000)}, {})
     assert "Judged: 1000, failed: 1000" in text
     assert text.count("windows are at most 90 s old") == 200
     assert "and 800 more" in text

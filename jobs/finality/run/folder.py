@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 import pyarrow as pa
 
 from jobs.control.incidents import report_of
@@ -154,12 +155,9 @@ class RunFolder:
         read = self._read("plan")
         if read is None:
             raise Refusal(f"run folder {self.path} holds no plan: it was removed; clear the task plan of the run")
-        work = tuple(Work(**{**item, "boundary": _boundary(item["boundary"])}) for item in read["work"])
-        offsets = {int(partition): end for partition, end in read["offsets"].items()}
         # Earlier versions of Tideline wrote the key `untold`. A run that such a version has planned goes on after an
         # update.
-        unannounced = read.pop("untold", ()) or read.get("unannounced", ())
-        return Plan(**{**read, "work": work, "offsets": offsets, "unannounced": tuple(unannounced)})
+        return msgspec.convert({"unannounced": read.get("untold", ()), **read}, Plan, str_keys=True)
 
     def keep_staged(self, staged: Mapping[str, StagedSlice], failed: Mapping[str, str] | None = None) -> None:
         """Record which staged rows the run may publish. ``failed``: slice that could not be computed -> the reason."""
@@ -171,7 +169,7 @@ class RunFolder:
         read = self._read("staged")
         if read is None or "slices" not in read:
             return None
-        return {name: StagedSlice.of(slice_) for name, slice_ in read["slices"].items()}
+        return msgspec.convert(read["slices"], dict[str, StagedSlice])
 
     def failed(self) -> dict[str, str]:
         """The slices that could not be computed, each with the reason."""
@@ -181,10 +179,6 @@ class RunFolder:
         """The folders of the tries from which rows were taken."""
         files = [file for slice_ in (self.staged() or {}).values() for file in slice_.files]
         return [self.path / name for name in sorted({file.partition("/")[0] for file in files})]
-
-    def files(self, slice_: str) -> tuple[Folder, ...]:
-        """The staged files of a slice."""
-        return self.files_by_slice()(slice_)
 
     def files_by_slice(self) -> Callable[[str], tuple[Folder, ...]]:
         """Return a function that gives the staged files of a slice.
@@ -287,9 +281,8 @@ def slices_left(lake: "PipelineLake", but: RunFolder | None = None) -> set[str]:
 
     ``but``: a run to leave out.
     """
-    root, report = _root(lake), report_of(lake.root)
-    folders = (each for each in (root.iterdir() if root.is_dir() else ()) if not but or each != but.path)
-    return {slice_ for folder in folders for slice_ in RunFolder(folder, report).left}
+    folders = (folder for folder in _folders(lake) if not but or folder.path != but.path)
+    return {slice_ for folder in folders for slice_ in folder.left}
 
 
 def discard_old(lake: "PipelineLake", *, gives_up: bool, but: RunFolder | None = None) -> int:
@@ -310,8 +303,7 @@ def old_runs(lake: "PipelineLake", *, gives_up: bool) -> list[Folder]:
     the slices of these runs may ask for this. Example: a slice of last year was restated, and its run was killed. Until
     a plan has taken the slice again, only the folder of the killed run shows that the slice must be computed.
     """
-    root, report = _root(lake), report_of(lake.root)
-    found = [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
+    found = _folders(lake)
     over = [folder for folder in found if folder.is_over and (gives_up or folder.has_ended)]
     over += _replaced([folder for folder in found if folder not in over])
     return [folder.path for folder in over]
@@ -336,9 +328,11 @@ def _replaced(folders: Iterable[RunFolder]) -> list[RunFolder]:
     return found
 
 
+def _folders(lake: "PipelineLake") -> list[RunFolder]:
+    """The folders of all runs."""
+    root, report = _root(lake), report_of(lake.root)
+    return [RunFolder(folder, report) for folder in (root.iterdir() if root.is_dir() else ())]
+
+
 def _root(lake: "PipelineLake") -> Folder:
     return lake.root / lake.pipeline.final_table / STAGING
-
-
-def _boundary(read: Mapping[str, Any]) -> Boundary:
-    return Boundary(topic_id=read["topic_id"], ends={int(p): end for p, end in read["ends"].items()})

@@ -12,7 +12,9 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
+
+import msgspec
 
 from jobs.control.epochs import Owner
 from jobs.control.lease import end_this_process
@@ -41,11 +43,6 @@ class StagedSlice:
     expected: int = 0
     rows: int = 0
     files: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Self:
-        """Read it from JSON, which has lists in place of tuples."""
-        return cls(**{**document, "files": tuple(document["files"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +104,7 @@ class Try:
         """Each staged slice. Refused if the job ended before it had written all rows."""
         if not self._result.is_file():
             raise Refusal(f"try {self.name} in {self.run} has no result: its job ended before all rows were written")
-        read = json.loads(self._result.read_text())
-        return {name: StagedSlice.of(slice_) for name, slice_ in read.items()}
+        return msgspec.convert(json.loads(self._result.read_text()), dict[str, StagedSlice])
 
     def discard(self) -> None:
         """Remove the rows of a job that has failed."""

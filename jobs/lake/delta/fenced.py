@@ -26,7 +26,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from jobs.lake.delta.log import commit_info, commit_infos, keep_entry, open_whole
 from jobs.lake.delta.merging import bins
 from jobs.lake.delta.reading import dataset, files_with_sizes, partition_folder
-from jobs.lake.delta.retention import Freed, is_due, took_turn, unneeded
+from jobs.lake.delta.retention import Freed, delete, is_due, took_turn, unneeded
 from jobs.lake.delta.statistics import statistics_of
 from jobs.pipelines.layout import STAGING
 from jobs.refusal import Refusal
@@ -85,13 +85,9 @@ class FencedTable:
             remove(stage)
 
     def transact(
-        self,
-        actions: Sequence[Action],
-        metadata: str,
-        *transactions: Transaction,
-        mode: Literal["append", "overwrite"] = "append",
+        self, actions: Sequence[Action], metadata: str, *transactions: Transaction, overwrites: bool = False
     ) -> None:
-        """Commit the actions. With "overwrite" all other files leave the table, and its columns are set anew."""
+        """Commit the actions. With ``overwrites`` all other files leave the table, and its columns are set anew."""
         self._keep(actions)
         attempt = uuid.uuid4().hex
         signed = CommitProperties(
@@ -99,6 +95,7 @@ class FencedTable:
             max_commit_retries=0,
             app_transactions=list(transactions) or None,
         )
+        mode: Literal["append", "overwrite"] = "overwrite" if overwrites else "append"
         try:
             self._table.create_write_transaction(
                 list(actions), mode, self._schema, [self._partition], commit_properties=signed
@@ -168,10 +165,6 @@ class FencedTable:
             stats=json.dumps(statistics_of(known or footer(placed))),
         )
 
-    def place_all(self, files: Sequence[Folder]) -> list[AddAction]:
-        """Place each of these files."""
-        return for_each(self.path, self.place, files)
-
     def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
         """Return the action that takes a file out of the table. The file itself stays for readers of older versions."""
         partition, value = partition_folder(file).split("=", 1)
@@ -217,12 +210,13 @@ class FencedTable:
 
     def delete_what_no_reader_needs(self) -> Freed:
         """Delete all files, and empty folders, that no version within the table's retention needs."""
-        began, found = time.monotonic(), unneeded(self._table, self.path, self._partition)
+        began = time.monotonic()
+        files, folders = unneeded(self._table, self.path, self._partition)
         # The table is opened once more to see its newest version. `self._table` keeps its version, because that fences
         # the next commit.
         if DeltaTable(str(self.path)).version() != self.version:
             raise OvertakenError(f"another writer has committed to {self.path}: this one deletes nothing")
-        freed = found.delete()
+        freed = delete(files, folders)
         self._remove_dead_stages()
         took_turn(self.path, freed)
         seconds, left = time.monotonic() - began, f"; {freed.left} files wait for the next turn" if freed.left else ""
@@ -278,6 +272,12 @@ def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[
         table = DeltaTable(str(path))
         keep_entry(path, table.version())
         return table
+
+
+def kept_for(interval: str) -> dict[str, str]:
+    """Return the properties of a table that keeps its log and its replaced files for a time, such as `6 hours`."""
+    names = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+    return dict.fromkeys(names, f"interval {interval}")
 
 
 def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The files of a table as its log lists them, and a dataset of some of them."""
+"""A table at one version, its files as the log lists them, and a dataset of some of them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,10 +6,19 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 from pyarrow.fs import SubTreeFileSystem
 
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import arrow_place
+
+
+def table_at(path: Folder, version: int | None = None) -> DeltaTable | None:
+    """Open a table to read, at its newest version or at an older one; return None if it was never created."""
+    try:
+        return DeltaTable(str(path), version=version)
+    except TableNotFoundError:
+        return None
 
 
 def files_of(table: DeltaTable, path: Folder, schema: pa.Schema | None = None) -> ds.Dataset:

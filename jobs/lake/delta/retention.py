@@ -9,9 +9,9 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -37,35 +37,16 @@ class Freed:
     left: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unneeded:
-    """The files that may be deleted, with their sizes, and the folders that are empty without them."""
-
-    files: dict[Folder, int] = field(default_factory=dict)
-    folders: tuple[Path, ...] = ()
-
-    def delete(self) -> Freed:
-        """Delete at most `MOST_FILES` files, and the folders that are empty then."""
-        files = dict(list(self.files.items())[:MOST_FILES])
-        delete_files(files)
-        gone = 0
-        for folder in self.folders:
-            # The folder is not empty if a writer has put a file into it meanwhile, or if the next turn must empty it.
-            with suppress(OSError):
-                folder.rmdir()
-                gone += 1
-        left = len(self.files) - len(files)
-        return Freed(files=len(files), bytes=sum(files.values()), folders=gone, left=left)
-
-
 class _File(NamedTuple):
     name: str
     size: int
     modified: float
 
 
-def unneeded(table: DeltaTable, path: Folder, partition: str) -> Unneeded:
-    """Return the files in folders of partitions that no version within the retention needs, and empty folders.
+def unneeded(table: DeltaTable, path: Folder, partition: str) -> tuple[dict[Folder, int], list[Path]]:
+    """Return the files that no version within the retention needs, with their sizes, and folders without other files.
+
+    Only the folders of partitions are searched.
 
     A file that no version names may belong to another writer that is about to commit it. So only files that were placed
     before the newest commit are deleted. A writer that still wants to commit such a file has read an older version, so
@@ -82,7 +63,20 @@ def unneeded(table: DeltaTable, path: Folder, partition: str) -> Unneeded:
             else:
                 kept[folder] += 1
     empty = [path / folder for folder, count in kept.items() if not count]
-    return Unneeded(files=found, folders=tuple(folder for folder in empty if isinstance(folder, Path)))
+    return found, [folder for folder in empty if isinstance(folder, Path)]
+
+
+def delete(files: Mapping[Folder, int], folders: Iterable[Path]) -> Freed:
+    """Delete at most `MOST_FILES` of these files, and those of the folders that are empty then."""
+    some = dict(list(files.items())[:MOST_FILES])
+    delete_files(some)
+    gone = 0
+    for folder in folders:
+        # A writer may have put a file into it meanwhile, or the next turn must empty it first.
+        with suppress(OSError):
+            folder.rmdir()
+            gone += 1
+    return Freed(files=len(some), bytes=sum(some.values()), folders=gone, left=len(files) - len(some))
 
 
 def is_due(path: Folder, every_seconds: float) -> bool:

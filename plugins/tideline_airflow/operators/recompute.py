@@ -165,10 +165,11 @@ class AuditOperator(BatchJobOperator):
 
     def _examine(self, run_id: str, link: str) -> None:
         from jobs.finality import auditing
+        from jobs.quality.audit import SMALL_ROWS
 
         lake = self.lake()
         rows = auditing.staged_rows(lake, run_id)
-        if auditing.is_small(rows):
+        if rows <= SMALL_ROWS:
             self.log.info("%s staged rows are audited in this task, without Spark.", f"{rows:,}")
             auditing.examine(lake, run_id, link=link)
         else:

@@ -49,7 +49,7 @@ def test_the_result_of_an_orphan_is_not_taken(folder: RunFolder) -> None:
     folder.keep_staged(own.result())
     orphan.write_result({})
     assert (folder.staged() or {})[SLICE].rows == 3
-    assert [file.parts[-3] for file in map(Path, map(str, folder.files(SLICE)))] == [f"windows-{own.name}"]
+    assert [file.parts[-3] for file in map(Path, map(str, folder.files_by_slice()(SLICE)))] == [f"windows-{own.name}"]
     assert not orphan.is_under_way
 
 
@@ -119,7 +119,7 @@ def test_rows_that_an_earlier_version_has_staged_can_still_be_published(folder: 
     """A slice that was blocked under the old version may be approved now."""
     write(pa.table({"number": [1]}), folder.path / "windows-a1" / f"slice={SLICE}" / "0.parquet")
     (folder.path / "staged.json").write_text('{"events_read": {}, "windows": "windows-a1"}')
-    assert [file.name for file in folder.files(SLICE)] == ["0.parquet"]
+    assert [file.name for file in folder.files_by_slice()(SLICE)] == ["0.parquet"]
     assert folder.staged() is None
 
 
