@@ -72,7 +72,7 @@ def delete(files: Mapping[Folder, int], folders: Iterable[Path]) -> Freed:
     delete_files(some)
     gone = 0
     for folder in folders:
-        # A writer may have put a file into it meanwhile, or the next turn must empty it first.
+        # The folder is not empty if a writer has put a file into it meanwhile, or if the next turn must empty it.
         with suppress(OSError):
             folder.rmdir()
             gone += 1
