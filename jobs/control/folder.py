@@ -111,24 +111,24 @@ class Control:
                 return health(seen, seen.last_sign)
         return state
 
-    def settle(self) -> None:
+    def write_missing_receipt(self) -> None:
         """Write the receipt of a driver that ended without one."""
         epoch = self.newest_epoch()
         if epoch and self.health(epoch) is Health.DEAD:
-            self._bury(epoch)
+            self._end_as_dead(epoch)
 
-    def _bury(self, epoch: Epoch) -> None:
+    def _end_as_dead(self, epoch: Epoch) -> None:
         self.end(epoch.number, Receipt(time=time.time(), clean=False, cause=death_of(epoch)))
 
     def next_step(self) -> Attach | Wait | Launch:
         """Choose a supervisor's next step now."""
-        self.settle()
+        self.write_missing_receipt()
         history = self.history()
         if history and self.health(history[-1]).alive:
             return Attach(history[-1].number)
         return next_step(history, time.time(), job=self.job)
 
-    def forgive(self, by: str) -> None:
+    def reset_failures(self, by: str) -> None:
         """Forget the failures so far, so that an operator can start the job at once. Refused while a driver runs."""
         number = self.reserve(Owner.this_process())
         self.end(
@@ -165,7 +165,7 @@ class Control:
                 f"its last heartbeat is {DEAD_SECONDS:.0f} s old"
             )
         if state is Health.DEAD:
-            self._bury(epoch)
+            self._end_as_dead(epoch)
 
     def claim(self, number: int, owner: Owner) -> bool:
         """Become the driver of an epoch that the launcher took; False if the epoch has a driver already."""

@@ -85,7 +85,7 @@ class Lease:
                 "one was declared dead: this driver ends and commits nothing more"
             )
 
-    def show(self, **changes: Any) -> None:
+    def update_heartbeat(self, **changes: Any) -> None:
         """Change the contents of the next heartbeats."""
         if changes.get("phase", self._beat.phase) is not self._beat.phase:
             self._since = time.monotonic()

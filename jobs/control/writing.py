@@ -20,7 +20,7 @@ def writing(lake_root: Folder, job: str) -> Iterator[Lease]:
     """Hold the lease of a batch job for a short write. Other writers wait their turn."""
     lease = _acquire(lake_root, job)
     # Otherwise a long write would look like a start that takes too long: sending a weekend's slices takes a while.
-    lease.show(phase=Phase.RUNNING)
+    lease.update_heartbeat(phase=Phase.RUNNING)
     receipt = Receipt(time=time.time(), clean=False, cause="the write failed")
     try:
         yield lease

@@ -16,9 +16,9 @@ from jobs.control.events_needed import say_needed
 from jobs.control.incident import unexplained_key
 from jobs.control.writing import writing
 from jobs.finality import account_inputs
-from jobs.finality.account_inputs import AccountProgress, Seen, ready, see
+from jobs.finality.account_inputs import AccountInputs, AccountProgress, read_inputs, ready
 from jobs.finality.comparison import compare
-from jobs.finality.due import removed
+from jobs.finality.due import why_removed
 from jobs.lake.accounts import Accounts
 from jobs.lake.live import BatchRange, PruneRequest
 from jobs.lake.pipeline_lake import PipelineLake
@@ -37,7 +37,7 @@ _CLOCKS = timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sorted:
+class _DueSlices:
     """The due slices: those to compare, those that cannot be compared (with the reason), and those that wait."""
 
     compared: list[Header]
@@ -63,9 +63,9 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
     if final is None:
         log.info("no slice of %s is final yet", pipeline.name)
         return
-    seen = see(lake, final, accounts)
-    due = seen.due()
-    found = _sort(pipeline, seen, due)
+    inputs = read_inputs(lake, final, accounts)
+    due = inputs.due()
+    found = _sort(pipeline, inputs, due)
     if found.waiting:
         names = ", ".join(header.slice for header in found.waiting[:3])
         log.info(
@@ -74,51 +74,51 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
             names,
         )
     if len(found.waiting) < len(due):
-        _account(lake, settings, run_id, seen, found, accounts, link)
+        _account(lake, settings, run_id, inputs, found, accounts, link)
     else:
-        _keep_incident(lake, accounts, link)
-    _prune(lake, seen, accounts, timedelta(seconds=settings.live_kept_seconds))
+        _update_incident(lake, accounts, link)
+    _prune(lake, inputs, accounts, timedelta(seconds=settings.live_kept_seconds))
     is_all = not found.waiting and len(due) < account_inputs.MAX_SLICES
     # This job does not check its clock, which may be hours ahead. A publish compares its clock with the broker's, so
     # the time of the newest publish is right. The earlier of both times counts.
     looked_ms = min(now_ms, final.newest_ms()) - round(_CLOCKS.total_seconds() * 1000)
-    _advance(lake, accounts, seen, looked_ms if is_all else None)
+    _advance(lake, accounts, inputs, looked_ms if is_all else None)
 
 
-def _sort(pipeline: Pipeline, seen: Seen, due: Sequence[Header]) -> _Sorted:
-    noted = {header.slice: note for header in due if (note := _why_not(pipeline, seen, header))}
+def _sort(pipeline: Pipeline, inputs: AccountInputs, due: Sequence[Header]) -> _DueSlices:
+    noted = {header.slice: note for header in due if (note := _why_not(pipeline, inputs, header))}
     comparable = [header for header in due if header.slice not in noted]
-    ranges = seen.live.batch_ranges(_earliest(pipeline, comparable)) if comparable else []
-    ahead = _not_landed(pipeline, seen, ranges)
+    ranges = inputs.live.batch_ranges(_earliest(pipeline, comparable)) if comparable else []
+    ahead = _not_landed(pipeline, inputs, ranges)
     waiting = [h for h in comparable if any(_may_touch(pipeline, h, batch) for batch in ahead)]
-    return _Sorted(
+    return _DueSlices(
         compared=[header for header in comparable if header not in waiting], noted=noted, waiting=waiting, ranges=ranges
     )
 
 
-def _why_not(pipeline: Pipeline, seen: Seen, header: Header) -> str | None:
+def _why_not(pipeline: Pipeline, inputs: AccountInputs, header: Header) -> str | None:
     """Return why a slice's live and final rows cannot be compared, or None if they can."""
     if header.fingerprint != pipeline.fingerprint:
         return f"made by another definition ({header.fingerprint}): restate the slice to compare it"
-    if seen.live.note and seen.live.note.fingerprint not in (None, pipeline.fingerprint):
-        return f"the live rows are of another definition ({seen.live.note.fingerprint})"
-    counted = seen.counted
+    if inputs.live.note and inputs.live.note.fingerprint not in (None, pipeline.fingerprint):
+        return f"the live rows are of another definition ({inputs.live.note.fingerprint})"
+    counted = inputs.counted
     topic = pipeline.source.name
-    now = {seen.live.topic_id(topic), seen.landed.topic_id(topic) if seen.landed else None}
+    now = {inputs.live.topic_id(topic), inputs.landed.topic_id(topic) if inputs.landed else None}
     if {*now, counted and counted.topic_id} - {None, header.topic_id}:
         return "the topic was re-created since: its offsets cannot be compared with those of the earlier topic"
     if counted and _oldest_ms(pipeline, header) <= counted.since_ms:
         return (
             "it may hold records of an earlier topic of this name, whose offsets cannot be compared with the new ones"
         )
-    earlier = any(slice_ == header.slice for slice_, _ in seen.accounted)
-    if earlier and header.slice < seen.pruned_before:
+    earlier = any(slice_ == header.slice for slice_, _ in inputs.accounted)
+    if earlier and header.slice < inputs.pruned_before:
         return "its live rows were pruned after the account of an earlier version"
-    landed_from_ms = seen.landed.from_ms if seen.landed else 0
+    landed_from_ms = inputs.landed.from_ms if inputs.landed else 0
     if not has_events(pipeline, slice_named(pipeline, header.slice), landed_from_ms):
-        return removed(pipeline.source, landed_from_ms)
-    if seen.batches_since and _earliest(pipeline, [header]) < seen.batches_since:
-        return f"rows about micro-batches before {seen.batches_since:%FT%TZ} were removed because of their age"
+        return why_removed(pipeline.source, landed_from_ms)
+    if inputs.batches_since and _earliest(pipeline, [header]) < inputs.batches_since:
+        return f"rows about micro-batches before {inputs.batches_since:%FT%TZ} were removed because of their age"
     return None
 
 
@@ -133,11 +133,11 @@ def _earliest(pipeline: Pipeline, headers: Iterable[Header]) -> datetime:
     return datetime.fromtimestamp(first_ms / 1000, UTC) - _CLOCKS
 
 
-def _not_landed(pipeline: Pipeline, seen: Seen, ranges: Iterable[BatchRange]) -> list[BatchRange]:
+def _not_landed(pipeline: Pipeline, inputs: AccountInputs, ranges: Iterable[BatchRange]) -> list[BatchRange]:
     """The batches of the stream with records that `ingest` has not landed yet."""
     topic = pipeline.source.name
-    topic_id = seen.live.topic_id(topic)
-    ends = seen.landed.ends(topic, topic_id) if seen.landed and topic_id else {}
+    topic_id = inputs.live.topic_id(topic)
+    ends = inputs.landed.ends(topic, topic_id) if inputs.landed and topic_id else {}
     return [batch for batch in ranges if batch.end > ends.get(batch.partition, 0)]
 
 
@@ -150,8 +150,8 @@ def _account(
     lake: PipelineLake,
     settings: Settings,
     run_id: str,
-    seen: Seen,
-    found: _Sorted,
+    inputs: AccountInputs,
+    found: _DueSlices,
     accounts: Accounts,
     link: str | None,
 ) -> None:
@@ -160,37 +160,37 @@ def _account(
     totals: list[dict[str, Any]] = []
     if found.compared:
         with session.opened(settings, f"account {pipeline.name}") as spark:
-            totals = compare(spark, lake, run_id, seen, found.compared, found.ranges, stage)
+            totals = compare(spark, lake, run_id, inputs, found.compared, found.ranges, stage)
     now = datetime.now(UTC)
     signed = {"run": run_id, "as_of": now}
     rows = [{**row, **signed} for row in totals]
     rows += [
-        {"slice": slice_, "version": seen.headers[slice_].version, "kind": "slice", "note": note, **signed}
+        {"slice": slice_, "version": inputs.headers[slice_].version, "kind": "slice", "note": note, **signed}
         for slice_, note in found.noted.items()
     ]
     with writing(lake.root, pipeline.account_job) as lease:
         lease.check()
         accounts.add(stage if stage.exists() else None, rows)
-        _keep_incident(lake, accounts, link)
-        accounts.maintain(seen.kept_from)
+        _update_incident(lake, accounts, link)
+        accounts.maintain(inputs.kept_from)
     seconds = time.monotonic() - began
     log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
 
 
-def _prune(lake: PipelineLake, seen: Seen, accounts: Accounts, kept: timedelta) -> None:
+def _prune(lake: PipelineLake, inputs: AccountInputs, accounts: Accounts, kept: timedelta) -> None:
     """Ask the live job to prune old slices, up to the first that is not final, has no account, or must be kept.
 
     A slice that has lost events before it was final can never become final. So later slices do not wait for it. Its
     live rows are not pruned, since there are no final rows in their place.
     """
     pipeline = lake.pipeline
-    done = ready(seen.headers, accounts.done({name[:8] for name in seen.headers}), seen.kept_from)
+    done = ready(inputs.headers, accounts.done({name[:8] for name in inputs.headers}), inputs.kept_from)
     now = datetime.now(UTC)
-    there, before = seen.live.slices(), seen.pruned_before
-    events_from_ms = seen.landed.from_ms if seen.landed else 0
-    for name in sorted(there | set(seen.headers)):
+    there, before = inputs.live.slices(), inputs.pruned_before
+    events_from_ms = inputs.landed.from_ms if inputs.landed else 0
+    for name in sorted(there | set(inputs.headers)):
         slice_ = slice_named(pipeline, name)
-        if name not in seen.headers and not has_events(pipeline, slice_, events_from_ms):
+        if name not in inputs.headers and not has_events(pipeline, slice_, events_from_ms):
             continue
         if name not in done or slice_.end + kept > now:
             break
@@ -200,22 +200,22 @@ def _prune(lake: PipelineLake, seen: Seen, accounts: Accounts, kept: timedelta) 
         PruneRequest(before=before, slices=tuple(superseded)).write(lake.documents(pipeline.name))
 
 
-def _advance(lake: PipelineLake, accounts: Accounts, seen: Seen, looked_ms: int | None) -> None:
+def _advance(lake: PipelineLake, accounts: Accounts, inputs: AccountInputs, looked_ms: int | None) -> None:
     """Store how far the accounts are, and which events they still need: those of later slices.
 
     ``looked_ms``: every slice published before this time has its account; None if some slice has none.
     """
     pipeline = lake.pipeline
-    last = AccountProgress.read(lake) or AccountProgress.begin(pipeline, seen)
+    last = AccountProgress.read(lake) or AccountProgress.begin(pipeline, inputs)
     if last is None:
         return
     seen_ms = last.seen_ms if looked_ms is None else looked_ms
-    now = replace(last.advanced(pipeline, seen, accounts), seen_ms=seen_ms)
+    now = replace(last.advanced(pipeline, inputs, accounts), seen_ms=seen_ms)
     now.write(lake)
     say_needed(lake.root, pipeline.account_job, now.to_ms - pipeline.window.look_back_ms)
 
 
-def _keep_incident(lake: PipelineLake, accounts: Accounts, link: str | None) -> None:
+def _update_incident(lake: PipelineLake, accounts: Accounts, link: str | None) -> None:
     """Open or close the incident, judging by all stored accounts and not only by those of this run.
 
     An earlier run may have been killed before it opened the incident, or may have seen other slices.

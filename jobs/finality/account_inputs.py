@@ -48,21 +48,21 @@ class AccountProgress:
         return None
 
     @classmethod
-    def begin(cls, pipeline: Pipeline, seen: "Seen") -> Self | None:
+    def begin(cls, pipeline: Pipeline, inputs: "AccountInputs") -> Self | None:
         """Return the progress before the first account: the begin of the first slice; None if there is no slice."""
-        first_ms = first_event_ms(pipeline, seen.landed, Finals.of(seen.final))
+        first_ms = first_event_ms(pipeline, inputs.landed, Finals.of(inputs.final))
         return None if first_ms is None else cls(to_ms=slice_at(pipeline, first_ms).start_ms)
 
-    def advanced(self, pipeline: Pipeline, seen: "Seen", accounts: Accounts) -> Self:
+    def advanced(self, pipeline: Pipeline, inputs: "AccountInputs", accounts: Accounts) -> Self:
         """Move on to the first slice that is not final or has no account, by a month at most.
 
         Slices with removed events are passed over: they can be neither made final nor compared.
         """
-        now = replace(self, to_ms=max(self.to_ms, whole_from_ms(pipeline, seen.landed)))
+        now = replace(self, to_ms=max(self.to_ms, whole_from_ms(pipeline, inputs.landed)))
         for _ in range(_DAYS_AT_ONCE):
             day = {day_of(now.to_ms)}
-            headers = seen.final.headers(day & set(seen.final.days()))
-            before, to_ms = now, accounted_to(pipeline, now.to_ms, ready(headers, accounts.done(day), seen.kept_from))
+            headers = inputs.final.headers(day & set(inputs.final.days()))
+            before, to_ms = now, accounted_to(pipeline, now.to_ms, ready(headers, accounts.done(day), inputs.kept_from))
             now = replace(now, to_ms=to_ms)
             if day_of(to_ms) == day_of(before.to_ms):
                 break
@@ -98,7 +98,7 @@ def accounts_kept_from(final: FinalTable) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class AccountInputs:
     """All tables, each at one version.
 
     Live is read first, and then the events. So most events that live has counted are in this version of the events. If
@@ -125,19 +125,19 @@ class Seen:
         return [self.headers[name] for name in sorted(missing)[:MAX_SLICES]]
 
 
-def see(lake: PipelineLake, final: FinalTable, accounts: Accounts | None) -> Seen:
+def read_inputs(lake: PipelineLake, final: FinalTable, accounts: Accounts | None) -> AccountInputs:
     """Read the tables, for the days that have live rows or a slice published since the last account."""
     live, ledger = lake.live(), lake.ledger()
     progress, kept_from, there = AccountProgress.read(lake), accounts_kept_from(final), final.days()
     changed = final.days_changed_since(progress.seen_ms if progress else 0)
     days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
-    return Seen(
+    return AccountInputs(
         final=final,
         headers=final.headers(days),
         live=live,
         landed=lake.events(),
         pruned_before=PruneRequest.read(lake.documents(lake.pipeline.name)).before,
-        counted=ledger.counted() if ledger else None,
+        counted=ledger.late_count_position() if ledger else None,
         accounted=accounts.done(days) if accounts else set(),
         kept_from=kept_from,
         batches_since=live.complete_since(),
@@ -147,4 +147,4 @@ def see(lake: PipelineLake, final: FinalTable, accounts: Accounts | None) -> See
 def events_due(lake: PipelineLake) -> int:
     """How many events are in the slices that have no account yet."""
     final = lake.final()
-    return sum(header.events for header in see(lake, final, lake.accounts()).due()) if final else 0
+    return sum(header.events for header in read_inputs(lake, final, lake.accounts()).due()) if final else 0

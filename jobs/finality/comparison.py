@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from jobs import session
-from jobs.finality.account_inputs import Seen
+from jobs.finality.account_inputs import AccountInputs
 from jobs.finality.recompute import read_events
 from jobs.lake.columns import TIME
 from jobs.lake.final import FinalTable
@@ -29,25 +29,25 @@ def compare(
     spark: SparkSession,
     lake: PipelineLake,
     run_id: str,
-    seen: Seen,
+    inputs: AccountInputs,
     headers: Sequence[Header],
     ranges: Sequence[BatchRange],
     stage: Folder,
 ) -> list[dict[str, Any]]:
     """Stage the drift rows of slices, and return the totals."""
     pipeline = lake.pipeline
-    if seen.landed is None:
+    if inputs.landed is None:
         raise Refusal(
             f"{pipeline.source.events_table} is gone, and the account of final slices of {pipeline.name!r} needs it: "
             "restore it"
         )
     slices = [slice_named(pipeline, header.slice) for header in headers]
-    events = read_events(spark, lake, seen.landed.version, slices)
-    finals = _finals(spark, pipeline, seen, headers)
+    events = read_events(spark, lake, inputs.landed.version, slices)
+    finals = _finals(spark, pipeline, inputs, headers)
     transformed = drift.tagged(events, pipeline, _batches(spark, ranges), _width(ranges), finals).persist()
     names = {header.slice for header in headers}
-    live = _rows(spark, pipeline, seen.live.files(names), _OF_LIVE)
-    final = _final_rows(spark, pipeline, seen.final, names)
+    live = _rows(spark, pipeline, inputs.live.files(names), _OF_LIVE)
+    final = _final_rows(spark, pipeline, inputs.final, names)
     balance = drift.balance(transformed, live, final, pipeline).persist()
     try:
         rows = drift.drift_rows(balance, finals, pipeline, run_id)
@@ -61,9 +61,9 @@ def compare(
     return _totals(headers, by_slice, causes)
 
 
-def _finals(spark: SparkSession, pipeline: Pipeline, seen: Seen, headers: Iterable[Header]) -> DataFrame:
+def _finals(spark: SparkSession, pipeline: Pipeline, inputs: AccountInputs, headers: Iterable[Header]) -> DataFrame:
     topic, offsets = pipeline.source.name, pa.map_(pa.int32(), pa.int64())
-    stream = {"begins": list(seen.live.begins(topic).items()), "reached": list(seen.live.reached(topic).items())}
+    stream = {"begins": list(inputs.live.begins(topic).items()), "reached": list(inputs.live.reached(topic).items())}
     columns = pa.schema({"slice": pa.string(), "version": pa.int64(), **dict.fromkeys(["offsets", *stream], offsets)})
     rows = [{"slice": h.slice, "version": h.version, "offsets": list(h.offsets.items()), **stream} for h in headers]
     return session.small_frame(spark, columns, rows)

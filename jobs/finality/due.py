@@ -103,7 +103,7 @@ class PlanInputs:
     # are requested, were left by a run, or have late events.
     headers: Mapping[str, Header]
     entries: Mapping[str, LedgerLine]
-    line_ms: int | None = None
+    tide_line_ms: int | None = None
     # The number of late events of each computed slice since the last plan.
     late: Mapping[str, int] = field(default_factory=dict)
     # How many of these late events arrived in time.
@@ -119,11 +119,11 @@ class PlanInputs:
     settled: Collection[str] = ()
     # Final slices that were looked up in the ledger and are not settled. If one of them is not in ``entries``, the
     # ledger has no line about it. The value None means that all slices in ``headers`` were looked up.
-    with_entries: Collection[str] | None = None
+    looked_up: Collection[str] | None = None
     events_from_ms: int = 0
 
 
-def removed(source: Source, events_from_ms: int) -> str:
+def why_removed(source: Source, events_from_ms: int) -> str:
     """The reason why a slice that has lost events can be neither computed nor compared."""
     return (
         f"events of {source.name!r} before {iso(events_from_ms)} were removed: they are kept for events_kept_days="
@@ -197,7 +197,7 @@ def survey(pipeline: Pipeline, inputs: PlanInputs, request: Request | None = Non
     if request:
         refused |= {s: f"ingest has not landed {end.missing(inputs.landed)} yet" for s, end in waiting.items()}
     return SliceSurvey(
-        tide_line_ms=inputs.line_ms,
+        tide_line_ms=inputs.tide_line_ms,
         due=tuple(ready),
         waiting=waiting,
         taken=taken,
@@ -241,7 +241,7 @@ def _due(inputs: PlanInputs, slice_: Slice, reason: str, boundary: Boundary) -> 
 
 def _unannounced(inputs: PlanInputs) -> tuple[str, ...]:
     """The published slices that have no final line of their version in the ledger yet."""
-    names = inputs.headers if inputs.with_entries is None else inputs.with_entries
+    names = inputs.headers if inputs.looked_up is None else inputs.looked_up
     return tuple(sorted(name for name in names if _is_unannounced(inputs.headers[name], inputs.entries.get(name))))
 
 
@@ -327,7 +327,7 @@ def _why_not(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | Non
     if why := why_early(pipeline, slice_, inputs.now_ms):
         return why
     if not has_events(pipeline, slice_, inputs.events_from_ms):
-        return removed(pipeline.source, inputs.events_from_ms)
+        return why_removed(pipeline.source, inputs.events_from_ms)
     if inputs.first_ms is None or slice_.end_ms <= inputs.first_ms:
         # If it became final, the pipeline would begin with it, and every slice from there on would be due.
         return "no event of it or of an earlier slice was ever landed"

@@ -66,7 +66,9 @@ def count_late(
     return replace(inputs, headers={**inputs.headers, **found}, late=late, in_time=in_time), now
 
 
-def split_late(pipeline: Pipeline, landed: Landed, inputs: PlanInputs, counted: LateCountPosition | None) -> PlanInputs:
+def count_in_time(
+    pipeline: Pipeline, landed: Landed, inputs: PlanInputs, counted: LateCountPosition | None
+) -> PlanInputs:
     """Look up how many late events arrived in time, for ledger lines without that number.
 
     An older version of Tideline wrote such lines. The slice is put into ``late``, with 0 if it has no new late events.

@@ -13,7 +13,7 @@ from kafka import KafkaAdminClient
 from jobs.broker.clock import Clock
 from jobs.broker.kafka import require
 from jobs.finality.due import PlanInputs, Request, TopicEnds
-from jobs.finality.late import count_late, split_late
+from jobs.finality.late import count_in_time, count_late
 from jobs.finality.run.folder import slices_left
 from jobs.finality.tide_line import Finals, first_event_ms, line_ms_of, whole_from_ms
 from jobs.lake.events import Landed
@@ -53,7 +53,7 @@ def read_inputs(
     topic, landed = topic_of(client, source), lake.events()
     ends = landed_ends(landed, source, topic)
     asked = [slice_.name for slice_ in request.slices] if request else []
-    last = ledger.counted() if ledger else None
+    last = ledger.late_count_position() if ledger else None
     left = slices_left(lake) | set(last.undecided if last else ())
     inputs = _inputs(pipeline, now_ms, topic, landed, ends, finals, {*asked, *left})
     if ledger is None:
@@ -66,7 +66,7 @@ def read_inputs(
     inputs, counted = count_late(pipeline, landed, last, inputs, ends, finals.newest(), finals.headers)
     if missing := [name for name in inputs.late if name not in inputs.entries]:
         inputs = replace(inputs, entries={**inputs.entries, **ledger.newest(missing)})
-    inputs = split_late(pipeline, landed, inputs, last)
+    inputs = count_in_time(pipeline, landed, inputs, last)
     return PlanSnapshot(inputs=inputs, landed=landed, counted=counted, counted_before=last)
 
 
@@ -110,7 +110,7 @@ def _inputs(
         landed=topic.landed(ends),
         headers=finals.headers(days | more),
         entries={},
-        line_ms=line_ms_of(pipeline, first_ms, finals, landed),
+        tide_line_ms=line_ms_of(pipeline, first_ms, finals, landed),
         days=days,
     )
 
@@ -122,4 +122,4 @@ def _with_entries(pipeline: Pipeline, inputs: PlanInputs, ledger: Ledger, asked:
     versions = {name: inputs.headers[name].version for name in looked_up if name not in asked}
     entries, settled = ledger.unsettled(days | {name[:8] for name in (*looked_up, *asked)}, versions)
     rest = tuple(name for name in looked_up if name not in settled)
-    return replace(inputs, entries=entries, settled=settled, with_entries=rest)
+    return replace(inputs, entries=entries, settled=settled, looked_up=rest)

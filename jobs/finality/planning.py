@@ -21,8 +21,8 @@ from jobs.finality.due import (
     in_time_of,
     needed_from_ms,
     outdated_slices,
-    removed,
     survey,
+    why_removed,
 )
 from jobs.finality.late import with_missed
 from jobs.finality.plan_inputs import PlanSnapshot, landed_ends, read_inputs, topic_of
@@ -110,7 +110,7 @@ class Planner:
             if not plan.work and not plan.unannounced:
                 # Every plan reads the folders of all runs that have not ended, so a run without work ends at once.
                 folder.end()
-            discard_old(self.lake, gives_up=not request, but=folder)
+            discard_old(self.lake, and_abandoned=not request, but=folder)
         return Planned(survey=found.survey, plan=plan)
 
     def _read(self) -> tuple[FinalTable | None, Ledger | None]:
@@ -181,7 +181,7 @@ def outdated(lake: PipelineLake) -> tuple[Slice, ...]:
     headers, events_from_ms = final.headers() if final else {}, landed.from_ms if landed else 0
     found = outdated_slices(pipeline, headers, events_from_ms)
     if not found and outdated_slices(pipeline, headers, 0):
-        raise Refusal(removed(pipeline.source, events_from_ms))
+        raise Refusal(why_removed(pipeline.source, events_from_ms))
     return found
 
 
@@ -192,7 +192,7 @@ def write_states(lake: PipelineLake, lines: Iterable[LedgerLine]) -> None:
         return
     with writing(lake.root, lake.pipeline.recompute_job):
         ledger = lake.open_ledger()
-        newest, counted = ledger.newest([line.slice for line in wanted]), ledger.counted()
+        newest, counted = ledger.newest([line.slice for line in wanted]), ledger.late_count_position()
         wanted = [line for line in wanted if not is_superseded(line, newest.get(line.slice))]
         ledger.append(with_missed(lake, line, line, newest.get(line.slice), counted) for line in wanted)
 

@@ -232,7 +232,7 @@ def announce(
         sent += send(kafka, lake.pipeline.final_topic.name, wanted)
         lease.check()
         entries = ledger.newest([header.slice for header in some])
-        counted = ledger.counted()
+        counted = ledger.late_count_position()
         newest = [header for header in some if not is_superseded(header, entries.get(header.slice))]
         ledger.append(_line(lake, header, entries.get(header.slice), counted) for header in newest)
         still_newest += [header.slice for header in newest]

@@ -53,7 +53,7 @@ def roll_back(
 
 def earlier(lake: PipelineLake, final: FinalTable, slice_: str, version: int) -> tuple[Header, pa.Table]:
     """Return the header and rows of a version of a slice. Refused if the table's log no longer has the version."""
-    pipeline, table_version = lake.pipeline, final.published_at(slice_, version)
+    pipeline, table_version = lake.pipeline, final.table_version_with(slice_, version)
     then = lake.final(table_version) if table_version is not None else None
     header = then.headers({slice_[:8]}).get(slice_) if then else None
     if then is None or header is None or header.version != version:

@@ -70,9 +70,9 @@ def first_event_ms(pipeline: Pipeline, landed: Landed | None, finals: Finals) ->
 
 def line_ms_of(pipeline: Pipeline, first_ms: int | None, finals: Finals, landed: Landed | None) -> int | None:
     """The tide line. It passes over slices that cannot become final any more, because their events were removed."""
-    line_ms, whole_ms = _line_from(pipeline, first_ms, finals), whole_from_ms(pipeline, landed)
-    if first_ms is None or whole_ms <= (first_ms if line_ms is None else line_ms):
-        return line_ms
+    tide_line_ms, whole_ms = _line_from(pipeline, first_ms, finals), whole_from_ms(pipeline, landed)
+    if first_ms is None or whole_ms <= (first_ms if tide_line_ms is None else tide_line_ms):
+        return tide_line_ms
     later_ms = _line_from(pipeline, whole_ms, finals)
     return whole_ms if later_ms is None else later_ms
 

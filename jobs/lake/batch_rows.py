@@ -17,7 +17,7 @@ from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import read, write
 
-_KNOWN = ["path", "size_bytes", "num_records", "min.batch", "min.as_of", "max.as_of"]
+_STATISTICS = ["path", "size_bytes", "num_records", "min.batch", "min.as_of", "max.as_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class BatchFile:
 def files_about_batches(table: DeltaTable) -> list[BatchFile]:
     """Return the files with rows about batches, the oldest first. A file without statistics is skipped."""
     actions = pa.table(table.get_add_actions(flatten=True))
-    if not {"partition.slice", *_KNOWN} <= set(actions.column_names):
+    if not {"partition.slice", *_STATISTICS} <= set(actions.column_names):
         return []
-    about_batches = actions.filter(pc.equal(actions.column("partition.slice"), BATCHES_SLICE)).select(_KNOWN)
+    about_batches = actions.filter(pc.equal(actions.column("partition.slice"), BATCHES_SLICE)).select(_STATISTICS)
     found = [
         BatchFile(
             path=action["path"],

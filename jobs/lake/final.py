@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from jobs.lake.columns import adapt, columns_of, schema_of
-from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, kept_for, opened
+from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, kept_for, opened, set_properties
 from jobs.lake.delta.reading import dataset, files_with_sizes, table_at, value_of
 from jobs.lake.folding import (
     Fold,
@@ -78,7 +78,7 @@ class FinalTable(FencedTable):
         path, kept = lake_root / pipeline.final_table, _retention()
         table = opened(path, schema_of(pipeline), "slice", {"delta.checkpointInterval": "50", **kept})
         adapt(table, schema_of(pipeline), path)
-        follow(table, path, kept)
+        set_properties(table, path, kept)
         return cls(pipeline, path, table)
 
     @classmethod
@@ -311,7 +311,7 @@ class FinalTable(FencedTable):
         write(pa.table(columns), file)
         return file
 
-    def published_at(self, slice_: str, version: int) -> int | None:
+    def table_version_with(self, slice_: str, version: int) -> int | None:
         """Return the newest version of the table in which a slice has this version; None if the log shows none.
 
         Example: the versions 1 and 2 of the slice were published by the versions 5 and 9 of the table. For version 1

@@ -98,7 +98,7 @@ class Ledger(FencedTable):
         table = table_at(path)
         return cls(pipeline, path, table) if table else None
 
-    def counted(self) -> LateCountPosition | None:
+    def late_count_position(self) -> LateCountPosition | None:
         """Return how far late events were counted at the last write; None before the first count."""
         # Each commit of lines repeats this position. The commit that created the table does not have it.
         counted = next((metadata["counted"] for _, metadata in self.metadata() if "counted" in metadata), None)
@@ -163,7 +163,7 @@ class Ledger(FencedTable):
             return
         with self.staged() as stage:
             actions = [self.place(self._write(stage, day, lines)) for day, lines in by_day.items()]
-        counted = counted or self.counted()
+        counted = counted or self.late_count_position()
         metadata = json.dumps({"counted": counted.to_json() if counted else None}, separators=(",", ":"))
         self.transact(actions, metadata)
         if self.version % _MERGE_EVERY_COMMITS == 0:

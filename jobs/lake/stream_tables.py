@@ -16,7 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.control.checkpoint import Offsets, reset_command
 from jobs.failpoints import FailPoint, may_fail_at
 from jobs.lake.batch_rows import files_about_batches, to_remove, write_first_row
-from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, follow, for_each, kept_for, opened
+from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, for_each, kept_for, opened, set_properties
 from jobs.lake.delta.log import commit_infos, open_whole
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents, old_hours
@@ -158,7 +158,7 @@ class TableWriter(FencedTable):
         first = pa.schema([(partition, pa.string())]) if schema is None else schema
         kept = _kept()
         table = opened(path, first, partition, _PROPERTIES | kept)
-        follow(table, path, kept)
+        set_properties(table, path, kept)
         writer = cls(path, table, epoch)
         if schema is not None:
             writer._adopt(schema)
@@ -198,7 +198,7 @@ class TableWriter(FencedTable):
 
     def reset(self, note: Note, *, clear: bool) -> None:
         """Commit where the next checkpoint begins. With ``clear`` the same commit takes all rows out of the table."""
-        self._say([], note, overwrites=clear)
+        self._commit_with_note([], note, overwrites=clear)
 
     def has(self, write_id: str, batch: int) -> bool:
         """Whether this batch is in the table already: Spark repeats a batch if it could not record its end."""
@@ -211,7 +211,7 @@ class TableWriter(FencedTable):
             added = for_each(self.path, lambda file: self.place(file, known=staged.files[file]), list(staged.files))
         except FileNotFoundError as error:
             raise TornStageError(f"a staged file is gone ({error}): nothing is committed") from error
-        self._say(added, note, overwrites=self._adapts)
+        self._commit_with_note(added, note, overwrites=self._adapts)
         self._adapts = False
         return [self.path / action.path for action in added]
 
@@ -219,7 +219,7 @@ class TableWriter(FencedTable):
         """Remove this writer's stages; only one is in use at a time. In a bucket the folder's marker goes, too."""
         remove(self._stages)
 
-    def _say(self, actions: Sequence[Action], note: Note, *, overwrites: bool) -> None:
+    def _commit_with_note(self, actions: Sequence[Action], note: Note, *, overwrites: bool) -> None:
         # Each note repeats the time before which events were removed. So the newest note of any version has it.
         note = replace(note, events_from_ms=self.note.events_from_ms if self.note else 0)
         self.transact(actions, note.to_json(), *note.transactions, overwrites=overwrites)

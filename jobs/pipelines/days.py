@@ -80,18 +80,18 @@ def tide_line(
     """
     if first_ms is None:
         return None
-    line_ms = first = slice_at(pipeline, first_ms).start_ms
-    while (there := final.get(day := day_of(line_ms))) is not None:
-        midnight = line_ms - line_ms % DAY_MS
+    tide_line_ms = first = slice_at(pipeline, first_ms).start_ms
+    while (there := final.get(day := day_of(tide_line_ms))) is not None:
+        midnight = tide_line_ms - tide_line_ms % DAY_MS
         if there == _begin_between(pipeline, midnight, midnight + DAY_MS):
-            line_ms += _begin_between(pipeline, line_ms, midnight + DAY_MS) * pipeline.slice_seconds * 1000
+            tide_line_ms += _begin_between(pipeline, tide_line_ms, midnight + DAY_MS) * pipeline.slice_seconds * 1000
             continue
         in_day = names(day)
-        while (slice_ := slice_at(pipeline, line_ms)).name in in_day and slice_.name[:8] == day:
-            line_ms = slice_.end_ms
-        if day_of(line_ms) == day:
+        while (slice_ := slice_at(pipeline, tide_line_ms)).name in in_day and slice_.name[:8] == day:
+            tide_line_ms = slice_.end_ms
+        if day_of(tide_line_ms) == day:
             break
-    return line_ms if line_ms > first else None
+    return tide_line_ms if tide_line_ms > first else None
 
 
 def _begin_between(pipeline: Pipeline, from_ms: int, to_ms: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jobs.pipelines.rules import check_name, check_sql, check_type, check_unique, one_space, require
+from jobs.pipelines.rules import check_name, check_sql, check_type, check_unique, require
 from jobs.pipelines.source import Source, Topic
 from jobs.pipelines.window import Check, Measure, View, Window, WindowKind
 
@@ -16,6 +16,7 @@ _NOT_ROW_BY_ROW = re.compile(r"\b(distinct|union|intersect|except|group\s+by|lim
 _JOIN = re.compile(r"\bjoin\b", re.IGNORECASE)
 _READS = re.compile(r"\{\w+\}")
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`""")
+_QUOTED_OR_SPACE = re.compile(rf"({_QUOTED.pattern})|\s+")
 _OF_A_WINDOW = (
     *("window_start", "window_end", "slice", "finality", "version", "as_of", "epoch", "batch"),
     *("fingerprint", "offsets", "watermark"),
@@ -28,6 +29,14 @@ def _joins(transform: str) -> bool:
     """Whether a transform reads several sources, or one source twice. Text between quotes does not count."""
     bare = _QUOTED.sub("", transform)
     return _JOIN.search(bare) is not None or len(_READS.findall(bare)) > 1
+
+
+def _one_space(sql: str) -> str:
+    """Replace each stretch of white space by one space, so that another layout gives the same fingerprint.
+
+    White space between quotes stays, because it has a meaning there.
+    """
+    return _QUOTED_OR_SPACE.sub(lambda part: part[1] or " ", sql).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,10 +161,10 @@ class Pipeline:
             [[field.name, field.type] for field in source.fields],
             [source.event_time_field, source.event_time_header, source.key, source.identity],
             [source.horizon_hours, source.max_ahead_seconds],
-            one_space(self.transform),
+            _one_space(self.transform),
             [*self.keys, *self.key_types],
             [self.window.kind, self.window.size_ms, self.window.slide_ms],
-            [[measure.name, one_space(measure.sql), measure.type] for measure in self.measures],
+            [[measure.name, _one_space(measure.sql), measure.type] for measure in self.measures],
             [self.slice_seconds, self.watermark_delay_seconds, self.allowed_lateness_seconds],
         ]
         return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]

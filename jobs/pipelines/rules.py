@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _EXACT_TYPE = re.compile(r"BIGINT|STRING|TIMESTAMP|DECIMAL\((\d{1,2}),(\d{1,2})\)")
-_TOKEN = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`)|\s+""")
 
 
 class RefusedDefinitionError(ValueError):
@@ -65,11 +64,3 @@ def check_sql(what: str, text: str) -> None:
     require(not quote, f"{what} is not SQL, a {quote} is not closed: {text!r}")
     require(depth == 0, f"{what} is not SQL, a '(' is not closed: {text!r}")
     require(";" not in text, f"{what} holds a ';': write one expression, not a script: {text!r}")
-
-
-def one_space(sql: str) -> str:
-    """Replace each stretch of white space by one space, so that another layout gives the same fingerprint.
-
-    White space between quotes stays, because it has a meaning there.
-    """
-    return _TOKEN.sub(lambda token: token[1] or " ", sql).strip()

@@ -23,7 +23,7 @@ SERVED = "served"
 _NAMES_SHOWN = 5
 
 _Checked = TypeVar("_Checked")
-_KNOWN = ("rows", "events", "read", "counted", "window_events", "inputs", "expected")
+_NUMBERS = ("rows", "events", "read", "counted", "window_events", "inputs", "expected")
 Mask = Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
@@ -127,7 +127,7 @@ def facts_of_slices(slices: pd.DataFrame, staged: Mapping[str, int]) -> pd.DataF
     facts = [_facts(row, staged.get(row["slice"], 0)) for row in slices.to_dict("records")]
     # Sorted, because Spark finds them in any order.
     strange = sorted(staged.keys() - set(slices["slice"]))
-    nothing = {"rows": 0, "events": 0, "read": 0, **dict.fromkeys((*_KNOWN[3:], "usual_rows"))}
+    nothing = {"rows": 0, "events": 0, "read": 0, **dict.fromkeys((*_NUMBERS[3:], "usual_rows"))}
     facts += [_facts({"slice": name, **nothing}, staged[name]) for name in strange]
     return pd.DataFrame(facts, columns=["slice", "staged", *nothing, "fewest", "most"], dtype=object)
 
@@ -147,7 +147,7 @@ def facts_of_served(freshness_seconds: float | None, changed: Sequence[str], rep
 
 
 def _facts(row: Mapping[Any, Any], staged: int) -> dict[str, Any]:
-    numbers = {name: None if pd.isna(row[name]) else int(row[name]) for name in _KNOWN}
+    numbers = {name: None if pd.isna(row[name]) else int(row[name]) for name in _NUMBERS}
     usual = None if pd.isna(row["usual_rows"]) else row["usual_rows"]
     if numbers["counted"] is None and numbers["window_events"] is not None:
         numbers["counted"] = 0

@@ -105,7 +105,7 @@ def run(queries: Queries, lease: Lease, stop: threading.Event, ends: Ends) -> En
     watch = _Watch(queries, lease, ends)
     why = "caught up"
     try:
-        lease.show(phase=Phase.RUNNING)
+        lease.update_heartbeat(phase=Phase.RUNNING)
         while any(query.isActive for query, _ in queries):
             if lease.is_lost or any(batches.failure or _failed(query, batches) for query, batches in queries):
                 break
@@ -114,7 +114,7 @@ def run(queries: Queries, lease: Lease, stop: threading.Event, ends: Ends) -> En
                 break
             watch.show()
             stop.wait(POLL_SECONDS)
-        lease.show(phase=Phase.STOPPING)
+        lease.update_heartbeat(phase=Phase.STOPPING)
     finally:
         for query, batches in queries:
             _stop_between_batches(query, batches)
@@ -168,7 +168,7 @@ class _Watch:
             return
         self._shown_at = time.monotonic()
         self._progress = [self._look(index) for index in range(len(self._queries))]
-        self._lease.show(queries=tuple(self._progress))
+        self._lease.update_heartbeat(queries=tuple(self._progress))
 
     def _is_drained(self) -> bool:
         """Whether the queries have read all records that were in the topics when the request to drain was seen."""

@@ -143,7 +143,7 @@ class Fleet:
             if time.monotonic() > deadline:
                 raise Refusal(f"{job}: epoch {epoch} did not end within {seconds:.0f} s: see its log {known.log}")
             time.sleep(_POLL_SECONDS)
-        control.settle()
+        control.write_missing_receipt()
         receipt = control.epoch(epoch).receipt
         self.report(f"{job}: epoch {epoch}: {receipt.cause if receipt else 'ended without a receipt'}")
 
@@ -170,7 +170,7 @@ class Fleet:
         if isinstance(control.next_step(), Wait):
             # This is refused if the job was started meanwhile: then it does not wait any more.
             with suppress(Refusal):
-                control.forgive(by)
+                control.reset_failures(by)
                 self.report(f"{job}: its earlier failures do not count any more")
         return control.newest()
 

@@ -49,7 +49,7 @@ def run(settings: Settings, *, until_caught_up: bool = False) -> None:
             lease.check()
             starts = {source.name: _check(settings, source, topics) for source in SOURCES.values()}
             with session.opened(settings, INGEST) as spark:
-                lease.show(ui=session.ui_of(spark))
+                lease.update_heartbeat(ui=session.ui_of(spark))
                 return _run_queries(spark, settings, lease, client, starts, stop, until_caught_up)
 
     driver.supervised(settings, INGEST, work)

@@ -40,7 +40,7 @@ def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False
         with admin(settings.kafka) as client:
             start = _check(settings, pipeline, client, lease)
             with session.opened(settings, pipeline.name) as spark:
-                lease.show(ui=session.ui_of(spark))
+                lease.update_heartbeat(ui=session.ui_of(spark))
                 return _run_query(spark, settings, pipeline, lease, client, start, stop, until_caught_up)
 
     driver.supervised(settings, pipeline.name, work)
@@ -156,7 +156,7 @@ def _write_batch_row(folder: Folder, lease: Lease, batch: Batch, pipeline: Pipel
         "as_of": pa.array([batch.plan.timestamp_ms * 1000], time),
         "fingerprint": [pipeline.fingerprint],
         "offsets": [ranges.to_json()],
-        "watermark": pa.array([batch.late_watermark_ms * 1000], time),
+        "watermark": pa.array([batch.dropping_watermark_ms * 1000], time),
     }
     file = folder / f"slice={BATCHES_SLICE}" / "batch.parquet"
     write(pa.table(row), file)

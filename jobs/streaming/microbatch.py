@@ -42,7 +42,7 @@ class Batch:
     number: int
     plan: PlannedBatch
     note: Note
-    late_watermark_ms: int
+    dropping_watermark_ms: int
 
 
 @dataclass(kw_only=True)
@@ -178,7 +178,7 @@ class MicroBatches:
         )
         # Spark drops late events by the watermark of the batch before.
         late = self.checkpoint.planned(number - 1).watermark_ms if number else 0
-        return Batch(number=number, plan=plan, note=note, late_watermark_ms=late)
+        return Batch(number=number, plan=plan, note=note, dropping_watermark_ms=late)
 
     def _check_topic(self) -> None:
         """Refuse a topic that was re-created during the read. The records may be of the new topic."""

@@ -66,27 +66,27 @@ class CheckpointProgress:
 class Start:
     """Where a stream without a checkpoint begins, and the topic as it was when the start was allowed.
 
-    ``reset_to``: the end offsets in the newest note of the table; empty if the table has no note. For a stream without
-    a checkpoint, this is the note of a reset.
+    ``noted_ends``: the end offsets in the newest note of the table; empty if the table has no note. For a stream
+    without a checkpoint, this is the note of a reset.
     """
 
     topic: TopicState
-    reset_to: Mapping[int, int]
+    noted_ends: Mapping[int, int]
 
     @classmethod
     def of(cls, name: str, topics: Mapping[str, TopicState], note: Note | None) -> "Start":
         """The start of a stream; ``note`` is the newest of its table."""
-        return cls(topic=topics[name], reset_to=note.ends.get(name, {}) if note else {})
+        return cls(topic=topics[name], noted_ends=note.ends.get(name, {}) if note else {})
 
     @property
     def begins(self) -> dict[int, int]:
         """An offset for every partition, as Spark requires; empty if the table has no note.
 
         >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=2, earliest={0: 5, 1: 0}, latest={0: 90, 1: 9})
-        >>> Start(topic=topic, reset_to={0: 40}).begins, Start(topic=topic, reset_to={}).begins
+        >>> Start(topic=topic, noted_ends={0: 40}).begins, Start(topic=topic, noted_ends={}).begins
         ({0: 40, 1: -2}, {})
         """
-        known = self.reset_to
+        known = self.noted_ends
         return (
             {partition: known.get(partition, EARLIEST) for partition in {*self.topic.latest, *known}} if known else {}
         )
@@ -96,10 +96,10 @@ class Start:
         """The offsets that a stream has reached before its first batch.
 
         >>> topic = TopicState(cluster_id="c", topic_id="t1", partitions=2, earliest={0: 5, 1: 0}, latest={0: 90, 1: 9})
-        >>> Start(topic=topic, reset_to={0: 40}).reached
+        >>> Start(topic=topic, noted_ends={0: 40}).reached
         {0: 40, 1: 0}
         """
-        return {**self.topic.earliest, **self.reset_to}
+        return {**self.topic.earliest, **self.noted_ends}
 
 
 def check_start(

@@ -97,10 +97,10 @@ def _with_batch(events: DataFrame, batches: DataFrame, width: int) -> DataFrame:
 
 def _with_sides(events: DataFrame, pipeline: Pipeline) -> DataFrame:
     """Add whether live has counted an event in a window, and whether final has."""
-    in_reach = F.col("offset") < _of_partition("_offsets")
+    before_offsets = F.col("offset") < _of_partition("_offsets")
     counted = F.col("_watermark").isNotNull() & ~is_ahead(pipeline) & (F.col("_window.end") > F.col("_watermark"))
-    sides = events.withColumns({"_in_reach": in_reach, "_counted": counted})
-    return sides.withColumn("_final", F.col("_in_reach") & _is_first(pipeline))
+    sides = events.withColumns({"_before_offsets": before_offsets, "_counted": counted})
+    return sides.withColumn("_final", F.col("_before_offsets") & _is_first(pipeline))
 
 
 def _is_first(pipeline: Pipeline) -> Column:
@@ -110,7 +110,7 @@ def _is_first(pipeline: Pipeline) -> Column:
     """
     if not pipeline.source.identity:
         return F.lit(True)
-    same = ("_window", "_in_reach", "event_time", *(f"`{name}`" for name in pipeline.source.identity))
+    same = ("_window", "_before_offsets", "event_time", *(f"`{name}`" for name in pipeline.source.identity))
     return F.row_number().over(Window.partitionBy(*same).orderBy("arrival_time", "partition", "offset")) == 1
 
 
@@ -127,7 +127,7 @@ def _cause(pipeline: Pipeline) -> Column:
         .when(taken & is_ahead(pipeline), Cause.AHEAD.value)
         .when(taken, Cause.LATE.value)
     )
-    added = F.when(F.col("_in_reach"), Cause.DUPLICATE.value).otherwise(Cause.AFTER_FINAL.value)
+    added = F.when(F.col("_before_offsets"), Cause.DUPLICATE.value).otherwise(Cause.AFTER_FINAL.value)
     return F.when(F.col("_final") & ~F.col("_counted"), missing).when(F.col("_counted") & ~F.col("_final"), added)
 
 

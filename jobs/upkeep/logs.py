@@ -10,7 +10,7 @@ from pathlib import Path
 
 # At this size the log of a running process begins anew. The old part is kept beside it.
 LOG_BYTES = 20_000_000
-BEFORE = ".1"
+OLDER_SUFFIX = ".1"
 # A folder below the logs of tasks. Its logs are bounded by their size, and a few are kept for each job.
 DRIVERS = "drivers"
 # A newer folder stays even if it is empty: a process may be about to use it.
@@ -78,7 +78,7 @@ def trim(*folders: Path) -> Removed:
     """
     freed = list[int]()
     for log in (log for folder in folders for log in folder.glob("*.log")):
-        before = log.with_name(log.name + BEFORE)
+        before = log.with_name(log.name + OLDER_SUFFIX)
         if log.stat().st_size > LOG_BYTES:
             freed.append(before.stat().st_size if before.is_file() else 0)
             shutil.copyfile(log, before)

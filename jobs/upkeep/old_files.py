@@ -56,13 +56,13 @@ def _total(what: str, sizes: Iterable[int]) -> Removed:
 
 def _runs(lake: PipelineLake) -> list[int]:
     """Remove old run folders of a pipeline. A plan does so, too, but some pipelines are not planned any more."""
-    if not old_runs(lake, gives_up=False):
+    if not old_runs(lake, and_abandoned=False):
         return []
     try:
         with writing(lake.root, lake.pipeline.recompute_job) as lease:
-            sizes = [size for folder in old_runs(lake, gives_up=False) for size in _sizes(folder)]
+            sizes = [size for folder in old_runs(lake, and_abandoned=False) for size in _sizes(folder)]
             lease.check()
-            discard_old(lake, gives_up=False)
+            discard_old(lake, and_abandoned=False)
             return sizes
     except Refusal as refusal:
         log.warning("run folders of %s are not removed now, the next pass tries again: %s", lake.pipeline.name, refusal)

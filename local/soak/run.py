@@ -225,10 +225,10 @@ def age_of_tide_line(lake: PipelineLake) -> tuple[float, int]:
     Before any slice is final, the age counts from the begin of the first slice.
     """
     pipeline, final = lake.pipeline, lake.final()
-    first_ms, line_ms = line_of(pipeline, final, lake.events())
+    first_ms, tide_line_ms = line_of(pipeline, final, lake.events())
     if first_ms is None:
         return 0.0, 0
-    since_ms = slice_at(pipeline, first_ms).start_ms if line_ms is None else line_ms
+    since_ms = slice_at(pipeline, first_ms).start_ms if tide_line_ms is None else tide_line_ms
     return time.time() - since_ms / 1000, sum(final.slices_by_day().values()) if final else 0
 
 

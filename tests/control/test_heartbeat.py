@@ -38,7 +38,7 @@ def test_a_heartbeat_tells_what_is_shown(control: Control, quick: None) -> None:
     with held(control, stall_seconds=33.0) as lease:
         assert newest_health(control) is Health.STARTING
         numbers = QueryProgress(topic="numbers", stepped=time.time(), batch=7, rows=12, lag=3, watermark="2026")
-        lease.show(phase=Phase.RUNNING, queries=(numbers,), ui="http://here:4040")
+        lease.update_heartbeat(phase=Phase.RUNNING, queries=(numbers,), ui="http://here:4040")
         wait_until(lambda: newest_health(control) is Health.RUNNING, "the beat", 10)
         beat = control.epoch(1).beat
         assert beat
@@ -184,22 +184,22 @@ def test_one_that_cannot_be_understood_tells_nothing(
 
 
 def test_one_that_died_without_a_word_gets_its_receipt_once(control: Control) -> None:
-    control.settle()
+    control.write_missing_receipt()
     write_lease(control, 1, elsewhere(), age=1000)
     assert newest_health(control) is Health.DEAD
-    control.settle()
+    control.write_missing_receipt()
     receipt = control.epoch(1).receipt
     assert receipt
     assert not receipt.clean
-    control.settle()
+    control.write_missing_receipt()
     assert control.epoch(1).receipt == receipt
 
 
 def test_one_that_lives_or_ended_is_not_settled(control: Control) -> None:
     with held(control):
-        control.settle()
+        control.write_missing_receipt()
         assert control.epoch(1).receipt is None
-    control.settle()
+    control.write_missing_receipt()
     assert newest_health(control) is Health.STOPPED
 
 
@@ -228,17 +228,17 @@ def test_one_whose_process_is_gone_counts_as_failed_though_its_beat_is_fresh(
 
 
 def test_an_operator_forgives_the_failures_so_far(control: Control) -> None:
-    control.forgive("an operator")
+    control.reset_failures("an operator")
     assert control.next_step() == Launch()
     write_lease(control, 2, elsewhere(), age=1000)
     assert isinstance(control.next_step(), Wait)
-    control.forgive("an operator")
+    control.reset_failures("an operator")
     assert control.next_step() == Launch()
     receipt = control.history()[-1].receipt
     assert receipt
     assert (receipt.clean, receipt.cause) == (True, "earlier failures do not count any more: started by an operator")
     with held(control), pytest.raises(Refusal, match="already running"):
-        control.forgive("an operator")
+        control.reset_failures("an operator")
 
 
 class Full(Documents):
@@ -268,7 +268,7 @@ def test_a_beat_that_fails_is_tried_again(quick: None, caplog: pytest.LogCapture
     control = Control(full, JOB)
     with held(control) as lease:
         full.armed.set()
-        lease.show(phase=Phase.RUNNING)
+        lease.update_heartbeat(phase=Phase.RUNNING)
         wait_until(lambda: newest_health(control) is Health.RUNNING, "a beat after those that failed", 10)
         lease.check()
     told = [record for record in caplog.records if record.levelno == logging.WARNING]

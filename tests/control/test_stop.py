@@ -149,8 +149,8 @@ def test_one_that_hangs_while_it_stops_is_ended(control: Control, quick: None, m
     lease = acquire(control, died)
     assert not died.wait(0.6)
     began = time.monotonic()
-    lease.show(phase=Phase.STOPPING)
-    with repeated(lambda: lease.show(phase=Phase.STOPPING, ui="http://here:4040")):
+    lease.update_heartbeat(phase=Phase.STOPPING)
+    with repeated(lambda: lease.update_heartbeat(phase=Phase.STOPPING, ui="http://here:4040")):
         assert died.wait(10)
     assert time.monotonic() - began >= 0.4
     assert re.fullmatch(r"the driver hung for \d+ s while it stopped", hard_end(control))

@@ -244,7 +244,7 @@ class LiveLake(LakeModel):
         return AccountsModel(self.stream)
 
 
-def compare(world: World, seen: accounted.Seen, header: Header, taken: Sequence[BatchRange]) -> dict[str, Any]:
+def compare(world: World, seen: accounted.AccountInputs, header: Header, taken: Sequence[BatchRange]) -> dict[str, Any]:
     """The total of a slice. Like the product it goes by offsets, so records of two topics do not add up."""
     records = in_slice(seen.landed.records if seen.landed else [], header.slice)  # type: ignore[attr-defined]
     batches = [(each, round(each.watermark.timestamp() * 1000)) for each in taken]

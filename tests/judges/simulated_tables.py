@@ -66,7 +66,7 @@ class FinalModel:
     def has_columns_of_now(self, slice_: str) -> bool:
         return True
 
-    def published_at(self, slice_: str, version: int) -> int | None:
+    def table_version_with(self, slice_: str, version: int) -> int | None:
         for at in range(self.seen, 0, -1):
             found, before = self.world.history[at].get(slice_), self.world.history[at - 1].get(slice_)
             if found and found != before and found[0].version == version:
@@ -116,7 +116,7 @@ class LedgerModel:
         }
         return {name: line for name, line in newest.items() if name not in settled}, settled
 
-    def counted(self) -> LateCountPosition | None:
+    def late_count_position(self) -> LateCountPosition | None:
         return self.world.counted
 
     def append(self, entries: Iterable[LedgerLine], *, counted: LateCountPosition | None = None) -> None:

@@ -109,7 +109,7 @@ def judge(lake: Path, reported: list[str]) -> None:
 def judge_stream(lake: Path, control: Control, reported: list[str]) -> None:
     assert control.newest() == 1 or "lease" not in reported
     control.history()
-    control.forgive("an operator")
+    control.reset_failures("an operator")
     path = lake / SUM.live_table
     # This is the order of a driver's start.
     note = last_note(path, mends=True)

@@ -292,9 +292,9 @@ def test_a_gap_that_nobody_can_fill_any_more_holds_no_events_back(events: Events
     events.land(*range(NOON_MS - 6 * DAY_MS, NOON_MS, HOUR_MS))
     assert line_of(hours, final, Landed.at(events.lake, SOURCE))[1] == NOON_MS - 5 * DAY_MS
     events.remove_old()
-    first_ms, line_ms = line_of(hours, final, Landed.at(events.lake, SOURCE))
-    assert line_ms == end_ms
-    seen = inputs(first_ms=first_ms, line_ms=line_ms, headers={each.slice: each for each in headers})
+    first_ms, tide_line_ms = line_of(hours, final, Landed.at(events.lake, SOURCE))
+    assert tide_line_ms == end_ms
+    seen = inputs(first_ms=first_ms, tide_line_ms=tide_line_ms, headers={each.slice: each for each in headers})
     seen = replace(seen, events_from_ms=events.from_ms)
     oldest_ms = end_ms - SOURCE.horizon_hours * HOUR_MS - HOUR_MS
     assert needed_from_ms(hours, seen, survey(hours, seen), ()) >= oldest_ms
@@ -379,9 +379,11 @@ def scene(chance: random.Random, name: str, first_ms: int, lake: Path) -> Scene:
     accounted = {name for name in final if accounts_end is None or name < accounts_end.name}
     blocked = [name for name in sorted(final) if chance.random() < 0.01]
     by_day = Counter(name[:8] for name in final)
-    line_ms = tide_line(made, first_ms, by_day, lambda day: {name for name in final if name[:8] == day})
+    tide_line_ms = tide_line(made, first_ms, by_day, lambda day: {name for name in final if name[:8] == day})
     seen = inputs(
-        headers={name: header(s) for s in some if (name := s.name) in final}, first_ms=first_ms, line_ms=line_ms
+        headers={name: header(s) for s in some if (name := s.name) in final},
+        first_ms=first_ms,
+        tide_line_ms=tide_line_ms,
     )
     surveyed = survey(made, seen)
     say_needed(lake, made.recompute_job, needed_from_ms(made, seen, surveyed, blocked))

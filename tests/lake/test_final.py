@@ -22,7 +22,7 @@ from jobs.finality.run.tries import StagedSlice
 from jobs.lake.columns import checksum, columns_of
 from jobs.lake.delta import fenced
 from jobs.lake.delta.fenced import FencedTable, OvertakenError
-from jobs.lake.final import FinalTable, follow
+from jobs.lake.final import FinalTable, set_properties
 from jobs.lake.final_topic import tombstones
 from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.pipeline_lake import PipelineLake
@@ -125,11 +125,11 @@ def test_rows_and_headers_come_and_go_in_one_commit(tmp_path: Path) -> None:
 def test_an_older_version_can_be_read_again(tmp_path: Path) -> None:
     publish(tmp_path, 1)
     table = publish(tmp_path, 2)
-    at = table.published_at(FIRST.name, 1)
+    at = table.table_version_with(FIRST.name, 1)
     then = FinalTable.read(tmp_path, SUM, at)
     assert then is not None
     assert then.rows(FIRST.name) == windows(FIRST, 1)
-    assert table.published_at(FIRST.name, 3) is None
+    assert table.table_version_with(FIRST.name, 3) is None
 
 
 def test_only_headers_say_of_which_days_slices_are_final(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_of_an_outage_the_newest_run_stays_and_those_whose_slices_it_has_planned
         moment = time.time() - hours * 3600
         os.utime(RunFolder.of(PipelineLake(tmp_path, SUM), run).path / "plan.json", (moment, moment))
     before = slices_left(PipelineLake(tmp_path, SUM))
-    assert discard_old(PipelineLake(tmp_path, SUM), gives_up=True) == 19
+    assert discard_old(PipelineLake(tmp_path, SUM), and_abandoned=True) == 19
     stay = ("r19", "restated", "audited", "replaced", "under way", "a stage")
     left = {folder.name for folder in (tmp_path / SUM.final_table / "_staging").iterdir()}
     assert left == {RunFolder.of(PipelineLake(tmp_path, SUM), run).path.name for run in stay}
@@ -374,7 +374,7 @@ def test_the_ledger_that_dies_anywhere_has_the_line_or_not(tmp_path: Path) -> No
             told = (operations[at], moment) == ("commit", "after")
             ledger = Ledger.open(lake, SUM)
             assert ledger.newest() == {FIRST.name: entry(2 if told else 1)}
-            assert ledger.counted() == (LateCountPosition(topic_id="t1", ends={0: 7}) if told else None)
+            assert ledger.late_count_position() == (LateCountPosition(topic_id="t1", ends={0: 7}) if told else None)
             ledger.append([entry(3, State.REOPENED)])
             assert Ledger.open(lake, SUM).newest() == {FIRST.name: entry(3, State.REOPENED)}
 
@@ -409,7 +409,7 @@ def test_a_ledger_of_an_older_version_does_not_say_what_came_in_time(tmp_path: P
     assert read.newest() == told
     monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 1)
     ledger = Ledger.open(tmp_path, SUM)
-    assert (ledger.newest(), ledger.counted()) == (told, LateCountPosition(topic_id="t1", ends={0: 7}))
+    assert (ledger.newest(), ledger.late_count_position()) == (told, LateCountPosition(topic_id="t1", ends={0: 7}))
     ledger.append([replace(late, version=2, in_time=1)])
     read = Ledger.read(tmp_path, SUM)
     assert read is not None
@@ -428,7 +428,7 @@ def test_the_ledger_keeps_its_order_when_small_files_are_merged(tmp_path: Path, 
     read = Ledger.read(tmp_path, SUM)
     assert read is not None
     assert [line.version for line in read.history(FIRST.name)] == list(range(1, 9))
-    assert read.counted() == LateCountPosition(topic_id="t1", ends={0: 8})
+    assert read.late_count_position() == LateCountPosition(topic_id="t1", ends={0: 8})
     assert len(fenced.files_with_sizes(read._table)) < 4
 
 
@@ -499,7 +499,7 @@ def test_a_writer_that_was_overtaken_changes_no_properties(tmp_path: Path) -> No
     stale = DeltaTable(tmp_path / SUM.final_table)
     publish(tmp_path, 2)
     with pytest.raises(OvertakenError, match="another writer has committed to "):
-        follow(stale, tmp_path / SUM.final_table, {"delta.logRetentionDuration": "interval 1 days"})
+        set_properties(stale, tmp_path / SUM.final_table, {"delta.logRetentionDuration": "interval 1 days"})
     assert kept_of(tmp_path) == {"interval 30 days"}
     assert seen(tmp_path) == both(2)
 
@@ -532,11 +532,11 @@ def test_a_run_that_is_over_is_kept_for_a_while(tmp_path: Path) -> None:
     folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
     folder.keep_replaced_windows(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
     folder.end()
-    discard_old(PipelineLake(tmp_path, SUM), gives_up=True)
+    discard_old(PipelineLake(tmp_path, SUM), and_abandoned=True)
     assert folder.path.exists()
     long_ago = time.time() - ENDED_KEPT_SECONDS - 1
     os.utime(folder.path / "ended.json", (long_ago, long_ago))
-    discard_old(PipelineLake(tmp_path, SUM), gives_up=True)
+    discard_old(PipelineLake(tmp_path, SUM), and_abandoned=True)
     assert not folder.path.exists()
 
 
@@ -551,7 +551,7 @@ def test_a_run_that_nobody_ends_is_given_up_after_a_week(tmp_path: Path, planned
         long_ago = time.time() - days * 24 * 3600
         for path in (folder.path, *folder.path.glob("plan.json")):
             os.utime(path, (long_ago, long_ago))
-        discard_old(PipelineLake(tmp_path, SUM), gives_up=True)
+        discard_old(PipelineLake(tmp_path, SUM), and_abandoned=True)
         assert folder.path.exists() is is_there
 
 

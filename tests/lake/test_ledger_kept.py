@@ -107,7 +107,7 @@ def test_a_year_of_plans_is_bounded_by_what_a_plan_itself_does(ledger: Ledger, m
         write(ledger, days, *ALL[:4])
         ledger.append([entry(slice_, at_ms=NOW_MS - (days - 1) * DAY_MS) for slice_ in slices(days)], counted=counted)
     assert sum(lines(ledger).values()) <= (10 + 2) * 5 * HOURLY + 20 * HOURLY
-    assert ledger.counted() == counted
+    assert ledger.late_count_position() == counted
     newest = ledger.newest()
     assert len(newest) == 30 * HOURLY
     assert {line.state for line in newest.values()} == {State.FINAL}

@@ -130,14 +130,14 @@ def test_a_task_that_is_ended_starts_no_other_driver(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(operator, "settings", lambda: settings)
     monkeypatch.setattr(operator, "lake", lambda: PipelineLake(run.lake, SUM))
     started = list[int]()
-    say = operator._say
+    say = operator._log_output
 
     def ended_at_once(process: Any) -> Any:
         started.append(process.pid)
         operator.on_kill()
         return say(process)
 
-    monkeypatch.setattr(operator, "_say", ended_at_once)
+    monkeypatch.setattr(operator, "_log_output", ended_at_once)
     context: Any = {"dag_run": SimpleNamespace(run_id="r"), "ti": SimpleNamespace(try_number=3, max_tries=2)}
     with pytest.raises(AirflowFailException, match="the task was ended, and its driver with it"):
         operator.execute(context)

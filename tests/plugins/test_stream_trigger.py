@@ -79,7 +79,7 @@ def control(tmp_path: Path) -> Control:
 def lease(control: Control) -> Iterator[Lease]:
     """A driver that runs, in this process."""
     lease = Lease.acquire(control, {})
-    lease.show(phase=Phase.RUNNING, queries=(step(),))
+    lease.update_heartbeat(phase=Phase.RUNNING, queries=(step(),))
     yield lease
     lease.release(ended())
 
@@ -222,7 +222,7 @@ def test_without_an_epoch_it_fires_when_the_failures_are_forgiven(
 ) -> None:
     monkeypatch.setattr(epochs, "FIRST_BACKOFF_SECONDS", epochs.LONGEST_BACKOFF_SECONDS)
     until = fail(control)
-    fired(trigger(tmp_path, None), lambda: control.forgive("an operator"))
+    fired(trigger(tmp_path, None), lambda: control.reset_failures("an operator"))
     assert time.time() < until - 60
 
 
@@ -239,7 +239,7 @@ def test_without_an_epoch_it_books_a_death_and_waits(
 ) -> None:
     monkeypatch.setattr(epochs, "FIRST_BACKOFF_SECONDS", epochs.LONGEST_BACKOFF_SECONDS)
     write_lease(control, 1, age=STALE_SECONDS + 1)
-    fired(trigger(tmp_path, None), lambda: control.forgive("an operator"))
+    fired(trigger(tmp_path, None), lambda: control.reset_failures("an operator"))
     receipt = control.epoch(1).receipt
     assert receipt
     assert not receipt.clean

@@ -45,7 +45,7 @@ class Counting(MicroBatches):
             checkpoint=Checkpoint(checkpoint.with_name("none")),
             table=nothing,
             client=nothing,
-            start=Start(topic=topic, reset_to={}),
+            start=Start(topic=topic, noted_ends={}),
             stage=nothing,
         )
         batches.stop, batches.seen, batches.enough, batches.broken = stop, [], enough, broken

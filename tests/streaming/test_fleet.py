@@ -59,7 +59,8 @@ lease = Lease.acquire(Control.of(Path(lake), job), {})
 waiting = 3
 
 def show():
-    lease.show(phase=Phase.RUNNING, queries=(QueryProgress(topic="numbers", stepped=time.time(), lag=waiting),))
+    progress = QueryProgress(topic="numbers", stepped=time.time(), lag=waiting)
+    lease.update_heartbeat(phase=Phase.RUNNING, queries=(progress,))
 
 show()
 print(lease.epoch, flush=True)
@@ -119,7 +120,7 @@ def held(lake: Path, job: str = JOB, *, clean: bool = True, cause: str = "stoppe
     """Hold a lease while the block runs, with a heartbeat that shows these fields."""
     control = Control.of(lake, job)
     lease = Lease.acquire(control, {LOG_VARIABLE: "/logs/driver.log"})
-    lease.show(**shown)
+    lease.update_heartbeat(**shown)
 
     def is_shown() -> bool:
         beat = control.epoch(lease.epoch).beat

@@ -72,7 +72,7 @@ class Scene:
             checkpoint=self.checkpoint,
             table=self.table,
             client=NO_CLIENT,
-            start=Start(topic=TOPIC, reset_to={}),
+            start=Start(topic=TOPIC, noted_ends={}),
             stage=self._stage,
             announce=self._announce,
             while_kafka_answers=lambda: self.reach("topic"),

@@ -81,7 +81,7 @@ def test_a_large_log_is_begun_anew_while_processes_write_to_it(tmp_path: Path, m
     assert trim(tmp_path).files == 1
     writer.communicate("go on\n", timeout=30)
     assert log.read_text() == "python\nchild\n", "and no hole before it"
-    assert (tmp_path / f"epoch-1.log{logs.BEFORE}").read_text() == "first\n"
+    assert (tmp_path / f"epoch-1.log{logs.OLDER_SUFFIX}").read_text() == "first\n"
     found = trim(tmp_path)
     assert (found.files, found.bytes) == (1, 6)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["epoch-1.log", "epoch-1.log.1", "small.log"]

@@ -285,26 +285,26 @@ def slices_left(lake: "PipelineLake", but: RunFolder | None = None) -> set[str]:
     return {slice_ for folder in folders for slice_ in folder.left}
 
 
-def discard_old(lake: "PipelineLake", *, gives_up: bool, but: RunFolder | None = None) -> int:
+def discard_old(lake: "PipelineLake", *, and_abandoned: bool, but: RunFolder | None = None) -> int:
     """Remove folders of runs that are not needed any more; return how many. The caller holds the job's lease.
 
     ``but``: the folder of the calling run, which stays.
     """
-    over = [path for path in old_runs(lake, gives_up=gives_up) if not but or path != but.path]
+    over = [path for path in old_runs(lake, and_abandoned=and_abandoned) if not but or path != but.path]
     for folder in over:
         remove(folder)
     return len(over)
 
 
-def old_runs(lake: "PipelineLake", *, gives_up: bool) -> list[Folder]:
+def old_runs(lake: "PipelineLake", *, and_abandoned: bool) -> list[Folder]:
     """The folders of runs that are not needed any more.
 
-    ``gives_up``: also those of runs that have not ended for a week, such as killed ones. Only a plan that decides about
-    the slices of these runs may ask for this. Example: a slice of last year was restated, and its run was killed. Until
-    a plan has taken the slice again, only the folder of the killed run shows that the slice must be computed.
+    ``and_abandoned``: also those of runs that have not ended for a week, such as killed ones. Only a plan that decides
+    about the slices of these runs may ask for this. Example: a slice of last year was restated, and its run was killed.
+    Until a plan has taken the slice again, only the folder of the killed run shows that the slice must be computed.
     """
     found = _folders(lake)
-    over = [folder for folder in found if folder.is_over and (gives_up or folder.has_ended)]
+    over = [folder for folder in found if folder.is_over and (and_abandoned or folder.has_ended)]
     over += _replaced([folder for folder in found if folder not in over])
     return [folder.path for folder in over]
 

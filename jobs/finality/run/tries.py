@@ -24,7 +24,7 @@ from jobs.storage.parquet import files_in, footer
 
 log = logging.getLogger(__name__)
 
-# The environment variable that tells a job which process waits for its end. `process_words` makes its value.
+# The environment variable that tells a job which process waits for its end. `describe_process` makes its value.
 TASK_VARIABLE = "TIDELINE_TASK"
 _LOOK_SECONDS = 1.0
 
@@ -120,7 +120,7 @@ class Try:
         return self.run / f"result-{self.name}.json"
 
 
-def process_words() -> str:
+def describe_process() -> str:
     """Describe this process, for the `TASK_VARIABLE` of a job that it starts."""
     return json.dumps(asdict(Owner.this_process()))
 

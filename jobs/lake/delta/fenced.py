@@ -280,7 +280,7 @@ def kept_for(interval: str) -> dict[str, str]:
     return dict.fromkeys(names, f"interval {interval}")
 
 
-def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
+def set_properties(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> None:
     """Give a table these properties, by a commit that fails if another writer has committed meanwhile.
 
     The commit repeats the metadata of the newest earlier commit, because readers need it. If the properties shorten the
@@ -291,14 +291,14 @@ def follow(table: DeltaTable, path: Folder, properties: Mapping[str, str]) -> No
     if not changed:
         return
     try:
-        table.alter.set_table_properties(changed, commit_properties=_handing_on(table, path))
+        table.alter.set_table_properties(changed, commit_properties=_repeating_metadata(table, path))
     except CommitFailedError as error:
         raise OvertakenError(f"another writer has committed to {path}: this one ends") from error
     keep_entry(path, table.version())
     log.info("%s has new properties: %s", path.name, changed)
 
 
-def _handing_on(table: DeltaTable, path: Folder) -> CommitProperties:
+def _repeating_metadata(table: DeltaTable, path: Folder) -> CommitProperties:
     infos = commit_infos(path, table.version())
     newest = next((info["userMetadata"] for _, info in infos if "userMetadata" in info), None)
     return CommitProperties(max_commit_retries=0, custom_metadata={"userMetadata": newest} if newest else None)

@@ -223,7 +223,7 @@ class PipelineYear:
             unannounced=(),
         )
         lake = PipelineLake(self.settings.lake_root, self.pipeline)
-        discard_old(lake, gives_up=True)
+        discard_old(lake, and_abandoned=True)
         folder = RunFolder.of(lake, header.run)
         folder.begin(plan)
         return folder.end

@@ -125,16 +125,16 @@ def _of(entry: LedgerLine) -> tuple[object, ...]:
 
 def _said(pipeline: Pipeline, ledger: Ledger, newest: Mapping[str, LedgerLine]) -> str:
     first = min(ledger.newest_of(ledger.days()[:1]), default=None)
-    line_ms = _line_ms(pipeline, slice_named(pipeline, first).start_ms) if first else None
+    tide_line_ms = _tide_line_ms(pipeline, slice_named(pipeline, first).start_ms) if first else None
     blocked = {name for name, entry in newest.items() if entry.state is State.BLOCKED}
     prefix = blocked_key(pipeline.name, "")
     blocked |= {incident.key.removeprefix(prefix) for incident in _lake(pipeline).incidents().still_open(prefix)}
-    parts = [f"Final up to {iso(line_ms)}." if line_ms is not None else "The first slice is not final yet."]
+    parts = [f"Final up to {iso(tide_line_ms)}." if tide_line_ms is not None else "The first slice is not final yet."]
     parts += [f"Blocked: {', '.join(sorted(blocked))}."] if blocked else []
     return " ".join(parts)
 
 
-def _line_ms(pipeline: Pipeline, first_ms: int) -> int | None:
+def _tide_line_ms(pipeline: Pipeline, first_ms: int) -> int | None:
     final = _lake(pipeline).final()
     return tide_line(pipeline, first_ms, final.slices_by_day(), lambda day: final.headers([day])) if final else None
 

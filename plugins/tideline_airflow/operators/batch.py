@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from jobs.control.room import Room
-from jobs.finality.run.tries import TASK_VARIABLE, process_words
+from jobs.finality.run.tries import TASK_VARIABLE, describe_process
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.settings import Settings
@@ -88,13 +88,13 @@ class BatchJobOperator(PipelineOperator):
         """
         command, environment = submission(arguments, brief=events is not None and events <= _BRIEF_EVENTS)
         # If the task is killed hard, it cannot end its driver. So the driver watches the task's process.
-        environment[TASK_VARIABLE] = process_words()
+        environment[TASK_VARIABLE] = describe_process()
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # The driver is in the task's own process group, so a signal that ends the group ends both.
         with subprocess.Popen(command, env=environment, text=True, errors="replace", **pipes) as self._process:
             # The processes that the driver starts inherit its nice value.
             os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
-            last = self._say(self._process)
+            last = self._log_output(self._process)
         if self._process.returncode == 0:
             return
         if self._killed:
@@ -106,7 +106,7 @@ class BatchJobOperator(PipelineOperator):
         line = f"; the last line of its log: {last[-1]}" if last else ""
         raise DriverError(f"the driver of {' '.join(arguments[:2])} {end}{line}")
 
-    def _say(self, process: "subprocess.Popen[str]") -> "deque[str]":
+    def _log_output(self, process: "subprocess.Popen[str]") -> "deque[str]":
         last: deque[str] = deque(maxlen=_KEPT_LINES)
         for line in map(str.rstrip, process.stdout or ()):
             if not line or line in _NOISE:

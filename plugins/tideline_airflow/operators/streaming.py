@@ -22,7 +22,7 @@ from jobs.control.incidents import Incidents
 from jobs.control.lease import EPOCH_VARIABLE, LOG_VARIABLE
 from jobs.control.room import Room
 from jobs.settings import Settings
-from jobs.upkeep.logs import BEFORE
+from jobs.upkeep.logs import OLDER_SUFFIX
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
 from tideline_airflow.notifiers.incident import AlreadyTold
 from tideline_airflow.operators.submission import submission
@@ -83,7 +83,7 @@ class StreamingJobOperator(BaseOperator):
         """Called when the trigger fires. The driver's receipt decides the next step."""
         self._await_room()
         control = self._control()
-        control.settle()
+        control.write_missing_receipt()
         epoch = control.epoch(event["epoch"]) if event["epoch"] else None
         if epoch is None or epoch.receipt is None:
             self._go_on(control)
@@ -165,5 +165,5 @@ def _new_log(job: str, epoch: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for old in sorted(folder.glob("*.log"))[: -_KEPT_LOGS + 1]:
         old.unlink()
-        old.with_name(old.name + BEFORE).unlink(missing_ok=True)
+        old.with_name(old.name + OLDER_SUFFIX).unlink(missing_ok=True)
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-epoch-{epoch}.log"

@@ -13,7 +13,7 @@ import pytest
 
 from jobs.finality.run import tries
 from jobs.finality.run.folder import RunFolder
-from jobs.finality.run.tries import TASK_VARIABLE, StagedSlice, Try, process_words
+from jobs.finality.run.tries import TASK_VARIABLE, StagedSlice, Try, describe_process
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
@@ -92,7 +92,7 @@ def at_work(*arguments: str, **env: str) -> "subprocess.Popen[str]":
 
 
 def test_a_job_whose_task_is_killed_ends_itself() -> None:
-    words = "from jobs.finality.run.tries import process_words; print(process_words(), flush=True); input()"
+    words = "from jobs.finality.run.tries import describe_process; print(describe_process(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as task:
@@ -124,7 +124,7 @@ def test_rows_that_an_earlier_version_has_staged_can_still_be_published(folder: 
 
 
 def test_a_clock_that_is_set_anew_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    words, boot_time = process_words(), psutil.boot_time()
+    words, boot_time = describe_process(), psutil.boot_time()
     monkeypatch.setattr(psutil, "boot_time", lambda: boot_time + 3600)
     monkeypatch.setattr(psutil.Process, "create_time", _shifted(psutil.Process.create_time))
     assert tries._stop_reason(words, None) is None
