@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -21,9 +20,10 @@ from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
 from jobs.finality.tide_line import line_of
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.pipelines import PIPELINES, SOURCES, STREAMS
+from jobs.pipelines import PIPELINES, STREAMS
 from jobs.pipelines.layout import dag_id_of
 from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.relations import tables
 from jobs.pipelines.slices import slice_at
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -179,13 +179,6 @@ def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Tel
     )
 
 
-def _tables() -> list[str]:
-    of_pipelines = [
-        (p.live_table, p.final_table, p.ledger_table, p.drift_table, p.balance_table) for p in PIPELINES.values()
-    ]
-    return [*chain(*of_pipelines), *(source.events_table for source in SOURCES.values())]
-
-
 def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
     """Take a sample every few seconds, and the last one at the end."""
     lake_root, home = stack.settings.jobs.lake_root, stack.settings.home
@@ -200,7 +193,7 @@ def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
         use = None
         if number % _SAMPLES_PER_MEMORY == 1:
             memory = sum(part.memory_bytes for part in stack.status())
-            use = soak_disk.look(home, _tables())
+            use = soak_disk.look(home, tables().values())
         lines = {name: age_of_tide_line(PipelineLake(lake_root, pipeline)) for name, pipeline in PIPELINES.items()}
         states = fleet.status()
         busy, now = meter.seconds_since(marked(home)), time.monotonic()
