@@ -39,7 +39,6 @@ from local.bench.measured import (
     RIVALS,
     SAME_HOUR,
     Batch,
-    Report,
     Restated,
     Rivalry,
     Sizes,
@@ -48,13 +47,14 @@ from local.bench.measured import (
     seconds_of,
 )
 from local.bench.reading import publishes_of, readings_of
+from local.steps import Tell
 
 _OWN_MINUTE = 30
 _MINUTE_MS = 60_000
 _HISTORY_ROUNDS = 3
 
 
-def run(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
+def run(settings: Settings, sizes: Sizes, only: Sequence[str], report: Tell) -> Batch:
     """Measure, and remove the made-up lakes afterwards. Measurements that need Spark come last."""
     with _quiet():
         readings = readings_of(settings, sizes, report) if READING in only else ()
@@ -80,12 +80,12 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def rivalries_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Report) -> tuple[Rivalry, ...]:
+def rivalries_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Tell) -> tuple[Rivalry, ...]:
     """Compute all slices of an hour, by our recompute and by DuckDB in turns."""
     return tuple(_rivalry(settings, schema, events, sizes, report) for events in sizes.rival_events)
 
 
-def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, report: Report) -> Rivalry:
+def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, report: Tell) -> Rivalry:
     hour = newest_hour()
     seconds: dict[str, list[float]] = {side: [] for side in RIVALS}
     with lake_beside(settings, f"rivals-{events}") as lake:
@@ -188,7 +188,7 @@ def _staged(folder: Folder) -> ds.Dataset:
     return ds.dataset(list(map(str, files_in(folder))), schema=columns_of(PIPELINE), format="parquet")
 
 
-def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Report) -> tuple[Restated, ...]:
+def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Tell) -> tuple[Restated, ...]:
     """Restate the same slice again and again, in turns in lakes that differ only in their history."""
     # A run takes a second, and a pause of the garbage collector takes a tenth of it. More rounds give a stable median.
     sizes = replace(sizes, rounds=sizes.rounds * _HISTORY_ROUNDS)

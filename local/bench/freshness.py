@@ -16,8 +16,8 @@ from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from jobs.traffic import generator as traffic
-from local.bench.measured import Report
 from local.bench.place import end_driver, place_of
+from local.steps import Tell
 
 FRESHNESS = "freshness"
 _FRESH_RATE = 1_000
@@ -39,7 +39,7 @@ class Freshness:
     lost: int
 
 
-def freshness_of(settings: Settings, report: Report, seconds: int = 60) -> Freshness:
+def freshness_of(settings: Settings, report: Tell, seconds: int = 60) -> Freshness:
     """Send records at a steady rate to a running stream, and look how soon each probe is seen."""
     with place_of(settings, FRESHNESS) as (kafka, env, home):
         lake = Lake(home / "lake")

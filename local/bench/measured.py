@@ -17,7 +17,6 @@ PARTS = ("plan", "recompute", "audit", "publish")
 OTHER_HOURS, SAME_HOUR = "other hours", "the same hour"
 GOAL_GROWTH = 1.2
 GOAL_PUBLISH_SECONDS = 1.0
-Report = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)

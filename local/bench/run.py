@@ -25,11 +25,12 @@ from jobs.traffic import generator as traffic
 from local.bench import batch as bench_batch
 from local.bench import scale as bench_scale
 from local.bench.freshness import FRESHNESS, Freshness, freshness_of
-from local.bench.measured import BATCH, Batch, Report, Sizes
+from local.bench.measured import BATCH, Batch, Sizes
 from local.bench.place import end_driver, place_of
 from local.bench.scale import PARTITIONS, WORKERS, WORKLOAD, Scaled
 from local.bench.year import run as bench_year
 from local.bench.year.run import DAYS, YEAR, Year
+from local.steps import Tell
 
 SCALE = "scale"
 RACES = (INGEST, "rolling_sum", "word_count")
@@ -78,7 +79,7 @@ class Results:
 
 
 def run(
-    settings: Settings, *, records: int, rounds: int, only: tuple[str, ...], report: Report, days: int = DAYS
+    settings: Settings, *, records: int, rounds: int, only: tuple[str, ...], report: Tell, days: int = DAYS
 ) -> Results:
     """Measure. All files are in temporary folders, which are removed afterwards."""
     unknown = sorted(set(only) - set(CHOICES))
@@ -103,18 +104,18 @@ def run(
     )
 
 
-def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
+def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Tell) -> Batch:
     with place_of(settings, "batch") as (kafka, _env, home):
         return bench_batch.run(replace(settings, kafka=kafka, lake_root=home / "lake"), sizes, only, report)
 
 
-def _year(settings: Settings, rounds: int, days: int, report: Report) -> Year:
+def _year(settings: Settings, rounds: int, days: int, report: Tell) -> Year:
     with place_of(settings, YEAR) as (kafka, _env, home):
         placed = replace(settings, kafka=kafka, lake_root=home / "lake")
         return bench_year.run(placed, report, days=days, rounds=rounds)
 
 
-def _scale(settings: Settings, records: int, rounds: int, report: Report) -> tuple[Scaled, ...]:
+def _scale(settings: Settings, records: int, rounds: int, report: Tell) -> tuple[Scaled, ...]:
     return tuple(
         _drain_scaled(settings, workers, partitions, records, rounds, report)
         for partitions in PARTITIONS
@@ -122,9 +123,7 @@ def _scale(settings: Settings, records: int, rounds: int, report: Report) -> tup
     )
 
 
-def _drain_scaled(
-    settings: Settings, workers: int, partitions: int, records: int, rounds: int, report: Report
-) -> Scaled:
+def _drain_scaled(settings: Settings, workers: int, partitions: int, records: int, rounds: int, report: Tell) -> Scaled:
     title = (
         f"scale: {workers} worker{'s' if workers > 1 else ''}, {partitions} partition{'s' if partitions > 1 else ''}"
     )
@@ -148,7 +147,7 @@ def _drain_scaled(
     return Scaled(workers=workers, partitions=partitions, records=records, seconds=seconds)
 
 
-def _race(settings: Settings, workload: str, records: int, rounds: int, report: Report) -> Race:
+def _race(settings: Settings, workload: str, records: int, rounds: int, report: Tell) -> Race:
     warm_up = max(int(records * _WARM_UP_SHARE), 1_000)
     total = _WARM_UPS * warm_up + rounds * records
     # The newest event happened a minute ago, so no side drops an event because it is ahead of its arrival.

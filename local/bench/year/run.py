@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,14 +40,13 @@ from local.bench.year.clock import Clock, simulated
 from local.bench.year.files import Files, Follower, Usage, largest_checkpoint, usage
 from local.bench.year.lake import EventsYear, PipelineYear, UpkeepYear, Writer, over_seconds
 from local.bench.year.look import LOOKS
+from local.steps import Tell
 
 YEAR = "year"
 DAYS = 365
 POINTS = (1, 30, 365)
 DAY_MS = 24 * 3600 * 1000
 MINUTE_MS = 60_000
-
-Report = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ def points_of(days: int) -> list[int]:
 
 def run(
     settings: Settings,
-    report: Report,
+    report: Tell,
     *,
     days: int = DAYS,
     pipelines: Sequence[str] = tuple(PIPELINES),
