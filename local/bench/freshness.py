@@ -41,8 +41,8 @@ class Freshness:
 
 def freshness_of(settings: Settings, report: Tell, seconds: int = 60) -> Freshness:
     """Send records at a steady rate to a running stream, and look how soon each probe is seen."""
-    with place_of(settings, FRESHNESS) as (kafka, env, home):
-        lake = Lake(home / "lake")
+    with place_of(settings, FRESHNESS) as (placed, env, home):
+        kafka, lake = placed.kafka, Lake(placed.lake_root)
         log = home / "live.log"
         with log.open("w") as output:
             command = [sys.executable, "-m", "jobs", "live", "rolling_sum"]

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Self
@@ -105,13 +105,12 @@ def run(
 
 
 def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Tell) -> Batch:
-    with place_of(settings, "batch") as (kafka, _env, home):
-        return bench_batch.run(replace(settings, kafka=kafka, lake_root=home / "lake"), sizes, only, report)
+    with place_of(settings, "batch") as (placed, _env, _home):
+        return bench_batch.run(placed, sizes, only, report)
 
 
 def _year(settings: Settings, rounds: int, days: int, report: Tell) -> Year:
-    with place_of(settings, YEAR) as (kafka, _env, home):
-        placed = replace(settings, kafka=kafka, lake_root=home / "lake")
+    with place_of(settings, YEAR) as (placed, _env, _home):
         return bench_year.run(placed, report, days=days, rounds=rounds)
 
 
@@ -132,16 +131,16 @@ def _drain_scaled(settings: Settings, workers: int, partitions: int, records: in
     feed = _Feed(sources=_READS[WORKLOAD], start_ms=int(time.time() * 1000) - total - 60_000)
     seconds = []
     with (
-        place_of(settings, SCALE, {SOURCES["numbers"].name: partitions}) as (kafka, env, home),
+        place_of(settings, SCALE, {SOURCES["numbers"].name: partitions}) as (placed, env, home),
         bench_scale.cluster(settings, workers, home) as spark,
         _Worker("ours", WORKLOAD, {**env, **spark, "SPARK_SHUFFLE_PARTITIONS": "2"}, home) as worker,
     ):
         for number in range(_WARM_UPS):
             report(f"{title}: warming up, {number + 1} of {_WARM_UPS}")
-            feed.send(kafka, warm_up)
+            feed.send(placed.kafka, warm_up)
             worker.drain()
         for number in range(rounds):
-            feed.send(kafka, records)
+            feed.send(placed.kafka, records)
             report(f"{title}: {records:,} records, round {number + 1} of {rounds}")
             seconds.append(worker.drain())
     return Scaled(workers=workers, partitions=partitions, records=records, seconds=seconds)
@@ -153,15 +152,15 @@ def _race(settings: Settings, workload: str, records: int, rounds: int, report: 
     # The newest event happened a minute ago, so no side drops an event because it is ahead of its arrival.
     feed = _Feed(sources=_READS[workload], start_ms=int(time.time() * 1000) - total - 60_000)
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    with place_of(settings, workload) as (kafka, env, home), ExitStack() as stack:
+    with place_of(settings, workload) as (placed, env, home), ExitStack() as stack:
         workers = {side: stack.enter_context(_Worker(side, workload, env, home)) for side in SIDES}
         for number in range(_WARM_UPS):
             report(f"{workload}: warming up, {number + 1} of {_WARM_UPS}")
-            feed.send(kafka, warm_up)
+            feed.send(placed.kafka, warm_up)
             for worker in workers.values():
                 worker.drain()
         for number in range(rounds):
-            feed.send(kafka, records)
+            feed.send(placed.kafka, records)
             # The sides take turns in going first, since the first drain meets a broker that still writes to disk.
             for side in SIDES if number % 2 == 0 else reversed(SIDES):
                 report(f"{workload}: {side} drains {records:,} records, round {number + 1} of {rounds}")
