@@ -85,22 +85,16 @@ def run(
     unknown = sorted(set(only) - set(CHOICES))
     if unknown:
         raise Refusal(f"there is no measurement {', '.join(unknown)}: choose from {', '.join(CHOICES)}")
-    load_before = os.getloadavg()[0]
-    races = tuple(_race(settings, name, records, rounds, report) for name in RACES if name in only)
-    freshness = freshness_of(settings, report) if FRESHNESS in only else None
-    scaled = _scale(settings, records, rounds, report) if SCALE in only else ()
-    # This comes after the races, since it starts Spark in this process.
-    batch = _batch(settings, Sizes.of(records, rounds), only, report) if set(BATCH) & set(only) else None
-    year = _year(settings, rounds, days, report) if YEAR in only else None
-    load_after = os.getloadavg()[0]
+    # Python evaluates the arguments in this order.
     return Results(
-        races=races,
-        freshness=freshness,
-        batch=batch,
-        scaled=scaled,
-        year=year,
-        load_before=load_before,
-        load_after=load_after,
+        load_before=os.getloadavg()[0],
+        races=tuple(_race(settings, name, records, rounds, report) for name in RACES if name in only),
+        freshness=freshness_of(settings, report) if FRESHNESS in only else None,
+        scaled=_scale(settings, records, rounds, report) if SCALE in only else (),
+        # This comes after the races, since it starts Spark in this process.
+        batch=_batch(settings, Sizes.of(records, rounds), only, report) if set(BATCH) & set(only) else None,
+        year=_year(settings, rounds, days, report) if YEAR in only else None,
+        load_after=os.getloadavg()[0],
     )
 
 
