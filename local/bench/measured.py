@@ -20,27 +20,11 @@ GOAL_PUBLISH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes of the measurements."""
+class Rounds:
+    """How often a measurement is repeated."""
 
-    rival_events: tuple[int, ...] = (1_000_000, 10_000_000)
-    slice_events: int = 100_000
-    hour_events: int = 1_000_000
-    multiples: tuple[int, ...] = (1, 10, 100)
-    # With a commit every two seconds, as a real stream has, a hundred hours would take too long to make up. In the hour
-    # of the measured slice there is a commit every ten seconds.
-    hour_batches: int = 30
-    own_hour_batches: int = 360
-    publish_rows: tuple[int, ...] = (1_000, 100_000, 1_000_000)
-    final_slices: int = 1_440
-    read_slices: tuple[int, ...] = (1, 100, 1_000)
     warm_ups: int = 2
     rounds: int = 3
-
-    @classmethod
-    def of(cls, records: int, rounds: int) -> "Sizes":
-        """Sizes that fit the number of records that each drain reads."""
-        return cls(rival_events=(records, 10 * records), slice_events=records // 10, hour_events=records, rounds=rounds)
 
     @property
     def runs(self) -> int:
@@ -54,6 +38,28 @@ class Sizes:
     def progress(self, number: int) -> str:
         """The progress in words, for people who wait."""
         return f"round {number - self.warm_ups + 1} of {self.rounds}" if self.counts(number) else "warming up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Rounds):
+    """The sizes of the measurements."""
+
+    rival_events: tuple[int, ...] = (1_000_000, 10_000_000)
+    slice_events: int = 100_000
+    hour_events: int = 1_000_000
+    multiples: tuple[int, ...] = (1, 10, 100)
+    # With a commit every two seconds, as a real stream has, a hundred hours would take too long to make up. In the hour
+    # of the measured slice there is a commit every ten seconds.
+    hour_batches: int = 30
+    own_hour_batches: int = 360
+    publish_rows: tuple[int, ...] = (1_000, 100_000, 1_000_000)
+    final_slices: int = 1_440
+    read_slices: tuple[int, ...] = (1, 100, 1_000)
+
+    @classmethod
+    def of(cls, records: int, rounds: int) -> "Sizes":
+        """Sizes that fit the number of records that each drain reads."""
+        return cls(rival_events=(records, 10 * records), slice_events=records // 10, hour_events=records, rounds=rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
