@@ -15,7 +15,7 @@ from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from jobs.traffic import generator as traffic
-from local.bench.place import place_of
+from local.bench.place import end_driver, place_of
 from local.platform.process import Service
 from local.steps import Tell
 
@@ -26,7 +26,6 @@ _PROBES_PER_SECOND = 4
 # More frequent queries would take the core that the stream needs.
 _POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 900
-_STOP_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,8 @@ def freshness_of(settings: Settings, report: Tell, seconds: int = 60) -> Freshne
         finally:
             stop.set()
             load.join()
-            driver.stop(_STOP_SECONDS)
+            if process := driver.process():
+                end_driver(process)
 
 
 def _shows_windows(lake: Lake) -> bool:

@@ -1,7 +1,6 @@
 """A place for one workload: a broker of its own, empty topics and a folder."""
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +15,9 @@ from jobs.broker.kafka import admin
 from jobs.pipelines import PIPELINES
 from jobs.settings import KafkaSettings, Settings
 from local.platform.broker import Broker
+from local.platform.process import kill, terminate, wait_gone
+
+_STOP_SECONDS = 30
 
 
 @contextmanager
@@ -42,13 +44,10 @@ def place_of(
             yield replace(settings, kafka=kafka, lake_root=home / "lake"), env, home
 
 
-def end_driver(process: "subprocess.Popen[str]") -> None:
-    """End a process and the JVM below it."""
-    family: list[psutil.Process] = []
+def end_driver(driver: psutil.Process) -> None:
+    """End a driver and the JVM below it, which removes its temporary files before it ends."""
     with suppress(psutil.NoSuchProcess):
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    process.terminate()
-    _gone, left = psutil.wait_procs(family, timeout=30)
-    for member in left:
-        member.kill()
-    process.wait(60)
+        family = [driver, *driver.children(recursive=True)]
+        terminate([driver])
+        if not wait_gone(family, _STOP_SECONDS):
+            kill(family)

@@ -5,18 +5,18 @@ the same new records in turns. So any other work on the machine slows down both.
 """
 
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Self
+from subprocess import PIPE
 
 import duckdb
+import psutil
 from deltalake import DeltaTable
 
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
@@ -127,7 +127,7 @@ class _Drains(Rounds):
         return self.warm_ups * self.warm_up_records + self.rounds * self.records
 
     def seconds(
-        self, title: str, workload: str, workers: dict[str, "_Worker"], kafka: KafkaSettings
+        self, title: str, workload: str, workers: dict[str, Callable[[], float]], kafka: KafkaSettings
     ) -> dict[str, list[float]]:
         """Send new records and let each side drain them. Return the seconds of each side in the measured rounds."""
         # The newest event happened a minute ago, so no side drops an event because it is ahead of its arrival.
@@ -142,7 +142,7 @@ class _Drains(Rounds):
             # The sides take turns in going first, since the first drain meets a broker that still writes to disk.
             for side in sides if number % 2 == 0 else reversed(sides):
                 self.report(f"{title}: {side} drains {count:,} records, {self.progress(number)}")
-                took = workers[side].drain()
+                took = workers[side]()
                 seconds[side] += [took] if self.counts(number) else []
         return seconds
 
@@ -158,7 +158,7 @@ def _scaled(settings: Settings, workers: int, partitions: int, drains: _Drains) 
     with (
         place_of(settings, SCALE, {SOURCES["numbers"].name: partitions}) as (placed, env, home),
         bench_scale.cluster(settings, workers, home) as spark,
-        _Worker("ours", WORKLOAD, {**env, **spark, "SPARK_SHUFFLE_PARTITIONS": "2"}, home) as worker,
+        _worker("ours", WORKLOAD, {**env, **spark, "SPARK_SHUFFLE_PARTITIONS": "2"}, home) as worker,
     ):
         seconds = drains.seconds(title, WORKLOAD, {"ours": worker}, placed.kafka)["ours"]
     return Scaled(workers=workers, partitions=partitions, records=drains.records, seconds=seconds)
@@ -166,42 +166,33 @@ def _scaled(settings: Settings, workers: int, partitions: int, drains: _Drains) 
 
 def _race(settings: Settings, workload: str, drains: _Drains) -> Race:
     with place_of(settings, workload) as (placed, env, home), ExitStack() as stack:
-        workers = {side: stack.enter_context(_Worker(side, workload, env, home)) for side in SIDES}
+        workers = {side: stack.enter_context(_worker(side, workload, env, home)) for side in SIDES}
         seconds = drains.seconds(workload, workload, workers, placed.kafka)
         _check_counts(workload, home, drains.all_records)
     return Race(workload=workload, records=drains.records * len(_READS[workload]), seconds=seconds)
 
 
-class _Worker:
-    """The process of one side."""
+@contextmanager
+def _worker(side: str, workload: str, env: dict[str, str], home: Path) -> Iterator[Callable[[], float]]:
+    """Run the process of one side. Yield a function that lets it drain, and returns the seconds."""
+    log = home / f"{side}.log"
+    command = [sys.executable, "-m", "local.bench.worker", side, workload, str(home / side)]
+    with log.open("w") as output:
+        process = psutil.Popen(command, env=env, stdin=PIPE, stdout=PIPE, stderr=output, text=True)
 
-    def __init__(self, side: str, workload: str, env: dict[str, str], home: Path) -> None:
-        self._log = home / f"{side}.log"
-        self._command = [sys.executable, "-m", "local.bench.worker", side, workload, str(home / side)]
-        self._env = env
-
-    def __enter__(self) -> Self:
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                self._command, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
-        return self
-
-    def drain(self) -> float:
-        """Let the process drain, and return its seconds."""
-        orders, answers = self._process.stdin, self._process.stdout
-        if orders is None or answers is None:
-            raise RuntimeError("the pipes to a side are missing")
+    def drain() -> float:
         with suppress(BrokenPipeError):
-            orders.write("\n")
-            orders.flush()
-        for line in answers:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for line in process.stdout:
             if line.startswith("seconds="):
                 return float(line.removeprefix("seconds="))
-        raise Refusal(f"a side of the race ended:\n{self._log.read_text()[-3000:]}")
+        raise Refusal(f"a side of the race ended:\n{log.read_text()[-3000:]}")
 
-    def __exit__(self, *_: object) -> None:
-        end_driver(self._process)
+    try:
+        yield drain
+    finally:
+        end_driver(process)
 
 
 _COUNTS = {
