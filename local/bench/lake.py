@@ -40,7 +40,7 @@ KEYS = 100
 WINDOWS = PIPELINE.slice_seconds * 1000 // PIPELINE.window.size_ms
 _SOURCE = PIPELINE.source
 _LIVE_BATCH_SECONDS = 5
-RECORDS = (
+_RECORDS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
@@ -174,9 +174,9 @@ def note_of(job: str, source: Source, topic: TopicState, start: int, end: int, *
     )
 
 
-def events_schema(spark: SparkSession) -> pa.Schema:
-    """The columns of the table of events, as `ingest` writes them."""
-    return arrow_schema(landed(spark.createDataFrame([], RECORDS), _SOURCE))
+def events_schema(spark: SparkSession, source: Source = _SOURCE) -> pa.Schema:
+    """The columns of the table of a source's events, as `ingest` writes them."""
+    return arrow_schema(landed(spark.createDataFrame([], _RECORDS), source))
 
 
 def stage_windows(final: FinalTable, headers: Sequence[Header], keys: int) -> list[Folder]:

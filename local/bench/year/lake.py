@@ -7,7 +7,7 @@ the slices share commits that they would have had one by one, and only the last 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -42,19 +42,6 @@ _STATES = (State.OPEN, State.CLOSED, State.RECOMPUTING, State.AUDITING)
 _LIVE_KEPT_MS = HOUR_MS
 _KEY = "series"
 _HOUR_FORMAT = "%Y-%m-%dT%H"
-
-
-class Writer(Protocol):
-    """Writes some tables of the year."""
-
-    def tables(self) -> list[str]:
-        """The tables that it writes, below the lake's root."""
-
-    def open(self) -> None:
-        """Open the tables in their current state."""
-
-    def step(self, slices: Sequence[Slice]) -> None:
-        """Make the commits of these slices."""
 
 
 @dataclass(kw_only=True)
@@ -284,6 +271,10 @@ class UpkeepYear:
             incidents.open(key, "it happened")
             incidents.close(key, "it is over")
             upkeep.look_after(self.settings.lake_root, KeptDays())
+
+
+# Each names its tables in `tables`, opens them in `open`, and makes the commits of some slices in `step`.
+Writer = EventsYear | PipelineYear | UpkeepYear
 
 
 def offset_at(begin_ms: int, slice_: Slice) -> int:
