@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -29,14 +29,14 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
 from jobs.streaming.fleet import Fleet
-from local.demo.run import TOPICS, TRAFFIC, TRAFFIC_CONF
+from local.demo.run import TOPICS, TRAFFIC, TRAFFIC_CONF, provision, wait_for_dags
 from local.platform.ports import LOOPBACK, free_ports
 from local.platform.process import marked
 from local.platform.settings import StackSettings
 from local.platform.stack import Stack
 from local.soak import disk as soak_disk
 from local.soak.samples import Faults, Sample, Soaked, conflicts
-from local.steps import Report, Tell
+from local.steps import Report, Tell, silent
 
 _SAMPLE_SECONDS = 10.0
 # Memory is measured page by page for every process, and the disk file by file. It keeps a core busy, so it is rare.
@@ -121,36 +121,22 @@ def _settings(home: Path, small: Mapping[str, str] | None = None) -> StackSettin
 def _start(api: AirflowApi, lake_root: Folder, report: Tell) -> None:
     """Start topics, streams and traffic. Start recompute when every stream has made a micro-batch."""
     batch = [dag for p in PIPELINES.values() for dag in (p.recompute_job, p.account_job)]
-    wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}
     report("DAGs are read")
-    _await(
-        lambda: not wanted - api.dags().keys(),
-        lambda: f"Airflow does not show the DAGs {sorted(wanted - api.dags().keys())}",
-    )
+    wait_for_dags(api, {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}, silent, _START_SECONDS)
     report("topics")
-    api.unpause(TOPICS)
-    if api.wait_for_run(TOPICS, api.trigger(TOPICS), _START_SECONDS) != "success":
-        raise Refusal(f"the topics could not be provisioned: see the run of {TOPICS}")
+    provision(api, _START_SECONDS)
     report("streams and traffic")
     for dag in (*map(dag_id_of, STREAMS), TRAFFIC):
         api.unpause(dag)
     api.trigger(TRAFFIC, TRAFFIC_CONF)
     fleet = Fleet(lake_root=lake_root, api=api)
-    _await(lambda: all(state.batch for state in fleet.status()), lambda: f"no micro-batch of {_unstarted(fleet)}")
+    deadline = time.monotonic() + _START_SECONDS
+    while waiting := [state.job for state in fleet.status() if not state.batch]:
+        if time.monotonic() > deadline:
+            raise Refusal(f"after {_START_SECONDS:.0f} s: no micro-batch of {', '.join(waiting)}")
+        time.sleep(1)
     for dag in batch:
         api.unpause(dag)
-
-
-def _unstarted(fleet: Fleet) -> str:
-    return ", ".join(state.job for state in fleet.status() if not state.batch)
-
-
-def _await(done: Callable[[], bool], otherwise: Callable[[], str]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while not done():
-        if time.monotonic() > deadline:
-            raise Refusal(f"after {_START_SECONDS:.0f} s: {otherwise()}")
-        time.sleep(1)
 
 
 def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Tell, quota_mb: int | None) -> Soaked:
