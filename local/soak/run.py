@@ -70,29 +70,24 @@ def run(minutes: float, report: Tell, quota_mb: int | None = None) -> Soaked:
 
     ``quota_mb``: the size of a disk for the lake. That disk is always removed afterwards.
     """
-    home = Path(tempfile.mkdtemp(prefix="tideline-soak-"))
+    home, small = Path(tempfile.mkdtemp(prefix="tideline-soak-")), soak_disk.environment_of(quota_mb)
     with soak_disk.disk_of(home / "lake", quota_mb):
-        return _run(home, minutes, report, quota_mb)
-
-
-def _run(home: Path, minutes: float, report: Tell, quota_mb: int | None) -> Soaked:
-    settings = _settings(home, soak_disk.environment_of(quota_mb))
-    # Airflow and the drivers get these settings only through the environment.
-    stack = Stack(settings, env={**soak_disk.environment_of(quota_mb), **os.environ})
-    clean = False
-    try:
-        stack.up(_steps_of(report))
-        with stack.airflow.api() as api:
-            _start(api, stack.settings.jobs.lake_root, report)
-            soaked = _soak(stack, api, minutes, home, report, quota_mb)
-        clean = not soaked.unmet()
-        return soaked
-    finally:
-        stack.down(_steps_of(report))
-        if clean:
-            shutil.rmtree(home, ignore_errors=True)
-        else:
-            report(f"the folder of the soak is kept: {home}")
+        # Airflow and the drivers get these settings only through the environment.
+        stack = Stack(_settings(home, small), env={**small, **os.environ})
+        clean = False
+        try:
+            stack.up(_steps_of(report))
+            with stack.airflow.api() as api:
+                _start(api, stack.settings.jobs.lake_root, report)
+                soaked = _soak(stack, api, minutes, home, report, quota_mb)
+            clean = not soaked.unmet()
+            return soaked
+        finally:
+            stack.down(_steps_of(report))
+            if clean:
+                shutil.rmtree(home, ignore_errors=True)
+            else:
+                report(f"the folder of the soak is kept: {home}")
 
 
 def _steps_of(report: Tell) -> Report:
