@@ -150,10 +150,7 @@ def by_duckdb(lake: PipelineLake, plan: Plan, folder: Folder) -> None:
 
     DuckDB divides decimals as DOUBLEs, so the mean (of values that are not negative) is rounded in whole numbers.
     """
-    landed = lake.events(plan.events_version)
-    slices = plan.slices(PIPELINE)
-    if landed is None:
-        raise Refusal(f"there are no events in {lake.root}")
+    landed, slices = _events_of(lake, plan.events_version), plan.slices(PIPELINE)
     from_ms, to_ms = min(slices).start_ms, max(slices).end_ms
     files = [str(landed.path / file) for file in landed.files([(from_ms, to_ms)])]
     with duckdb.connect() as database:
@@ -171,6 +168,13 @@ def by_duckdb(lake: PipelineLake, plan: Plan, folder: Folder) -> None:
                 folder=folder,
             )
         )
+
+
+def _events_of(lake: PipelineLake, version: int | None = None) -> Landed:
+    found = lake.events(version)
+    if found is None:
+        raise Refusal(f"there are no events in {lake.root}")
+    return found
 
 
 def _same_windows(plan: Plan, ours: Folder, theirs: Folder) -> int:
@@ -209,7 +213,7 @@ def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Tel
             for case in cases.values():
                 case.restate(slice_, f"run-{number}", sizes.slice_events, counts=sizes.counts(number))
         for (where, multiple), case in cases.items():
-            files = len(case.landed().files([(0, slice_.end_ms + HOUR_MS)]))
+            files = len(_events_of(case.lake.tables).files([(0, slice_.end_ms + HOUR_MS)]))
             found.append(Restated(where=where, multiple=multiple, events=case.events, files=files, parts=case.parts))
     return tuple(found)
 
@@ -221,12 +225,6 @@ class _Case:
     lake: MadeLake
     events: int
     parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
-
-    def landed(self) -> Landed:
-        found = self.lake.tables.events()
-        if found is None:
-            raise Refusal(f"there are no events in {self.lake.settings.lake_root}")
-        return found
 
     def restate(self, slice_: Slice, run: str, events: int, *, counts: bool) -> None:
         """Do a whole run as Airflow does it, part after part."""
