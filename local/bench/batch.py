@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import duckdb
@@ -198,53 +198,44 @@ def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Tel
     sizes = replace(sizes, rounds=sizes.rounds * _HISTORY_ROUNDS)
     hour = newest_hour()
     slice_ = slices_between(PIPELINE, hour, hour + HOUR_MS)[_OWN_MINUTE * _MINUTE_MS // (PIPELINE.slice_seconds * 1000)]
-    found: list[Restated] = []
     with lake_beside(settings, "history") as place:
-        cases = {}
+        cases: list[tuple[MadeLake, Restated]] = []
         for where in (OTHER_HOURS, SAME_HOUR):
             for multiple in sizes.multiples:
                 report(f"history: making up a lake with {multiple} × the events in {where}")
                 name = f"{where.replace(' ', '-')}-{multiple}"
                 lake = replace(place, settings=replace(settings, lake_root=place.settings.lake_root / name))
                 events = _make_history(lake, schema, sizes, where, multiple, slice_)
-                cases[where, multiple] = _Case(lake=lake, events=events)
+                files = len(_events_of(lake.tables).files([(0, slice_.end_ms + HOUR_MS)]))
+                restated = Restated(where=where, multiple=multiple, events=events, files=files)
+                cases.append((lake, restated))
         for number in range(sizes.runs):
             report(f"history: {sizes.progress(number)}")
-            for case in cases.values():
-                case.restate(slice_, f"run-{number}", sizes.slice_events, counts=sizes.counts(number))
-        for (where, multiple), case in cases.items():
-            files = len(_events_of(case.lake.tables).files([(0, slice_.end_ms + HOUR_MS)]))
-            found.append(Restated(where=where, multiple=multiple, events=case.events, files=files, parts=case.parts))
-    return tuple(found)
+            for lake, restated in cases:
+                took = _restate(lake, slice_, f"run-{number}", sizes.slice_events)
+                for part in PARTS if sizes.counts(number) else ():
+                    restated.parts[part].append(took[part])
+    return tuple(restated for _, restated in cases)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Case:
-    """A lake with a history, and the seconds that the parts of its runs took."""
-
-    lake: MadeLake
-    events: int
-    parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
-
-    def restate(self, slice_: Slice, run: str, events: int, *, counts: bool) -> None:
-        """Do a whole run as Airflow does it, part after part."""
-        lake, settings = self.lake.tables, self.lake.settings
-        versions: dict[str, int] = {}
-        parts: dict[str, Callable[[], object]] = {
-            "plan": lambda: _planned(self.lake, run, [slice_]),
-            "recompute": lambda: recompute.run(lake, settings, run),
-            "audit": lambda: auditing.examine(lake, run),
-            "publish": lambda: versions.update(
-                publishing.publish(lake, settings.kafka, run, now_ms=_over_ms([slice_])).versions
-            ),
-        }
-        for name, part in parts.items():
-            took = seconds_of(part)
-            self.parts[name] += [took] if counts else []
-        final = lake.final()
-        header = final.headers([slice_.name[:8]])[slice_.name] if final else None
-        if header is None or versions != {slice_.name: header.version} or abs(header.events / events - 1) > 0.01:
-            raise Refusal(f"run {run!r}: published={versions} header={header}, expected events={events:,}")
+def _restate(made: MadeLake, slice_: Slice, run: str, events: int) -> dict[str, float]:
+    """Do a whole run as Airflow does it, part after part. Return the seconds of each part."""
+    lake, settings = made.tables, made.settings
+    versions: dict[str, int] = {}
+    parts: dict[str, Callable[[], object]] = {
+        "plan": lambda: _planned(made, run, [slice_]),
+        "recompute": lambda: recompute.run(lake, settings, run),
+        "audit": lambda: auditing.examine(lake, run),
+        "publish": lambda: versions.update(
+            publishing.publish(lake, settings.kafka, run, now_ms=_over_ms([slice_])).versions
+        ),
+    }
+    took = {name: seconds_of(part) for name, part in parts.items()}
+    final = lake.final()
+    header = final.headers([slice_.name[:8]])[slice_.name] if final else None
+    if header is None or versions != {slice_.name: header.version} or abs(header.events / events - 1) > 0.01:
+        raise Refusal(f"run {run!r}: published={versions} header={header}, expected events={events:,}")
+    return took
 
 
 def _make_history(lake: MadeLake, schema: pa.Schema, sizes: Sizes, where: str, multiple: int, slice_: Slice) -> int:

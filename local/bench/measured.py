@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from jobs.pipelines.layout import HOUR_MS
@@ -88,7 +88,7 @@ class Restated:
     multiple: int
     events: int
     files: int
-    parts: Mapping[str, Sequence[float]]
+    parts: Mapping[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
 
     @property
     def seconds(self) -> float:
