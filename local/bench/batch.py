@@ -28,8 +28,8 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder, remove
 from jobs.storage.parquet import files_in
-from local.bench.lake import PIPELINE, MadeLake, Stretch, events_schema
-from local.bench.measured import (
+from local.bench.lake import PIPELINE, MadeLake, Stretch, events_schema, lake_beside, newest_hour
+from local.bench.measurements import (
     HISTORY,
     OTHER_HOURS,
     PARTS,
@@ -42,8 +42,6 @@ from local.bench.measured import (
     Restated,
     Rivalry,
     Sizes,
-    lake_beside,
-    newest_hour,
     seconds_of,
 )
 from local.bench.reading import publishes_of, readings_of

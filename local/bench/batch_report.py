@@ -6,7 +6,16 @@ from statistics import median
 
 from rich.table import Table
 
-from local.bench.measured import GOAL_GROWTH, GOAL_PUBLISH_SECONDS, RIVALS, Batch, Publish, Reading, Restated, Rivalry
+from local.bench.measurements import (
+    GOAL_GROWTH,
+    GOAL_PUBLISH_SECONDS,
+    RIVALS,
+    Batch,
+    Publish,
+    Reading,
+    Restated,
+    Rivalry,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,11 +27,11 @@ from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
 from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST, PIPELINES
-from jobs.pipelines.layout import BATCHES_SLICE
+from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
 from jobs.pipelines.slices import Slice, slice_at, slice_named
 from jobs.pipelines.source import Source
 from jobs.settings import Settings
-from jobs.storage.folders import Folder
+from jobs.storage.folders import Folder, remove
 from jobs.storage.parquet import write
 from jobs.streaming.ingest import landed
 
@@ -163,6 +163,21 @@ class MadeLake:
 
     def _ends(self, end: int) -> dict[int, int]:
         return dict.fromkeys(range(self.topic.partitions), end)
+
+
+@contextmanager
+def lake_beside(settings: Settings, name: str) -> Iterator[MadeLake]:
+    """Make an empty lake beside the others, and remove it afterwards."""
+    root = settings.lake_root / name
+    try:
+        yield MadeLake.of(replace(settings, lake_root=root))
+    finally:
+        remove(root)
+
+
+def newest_hour() -> int:
+    """The begin of the newest hour of made-up events. The slices of this hour are over."""
+    return int(time.time() * 1000) // HOUR_MS * HOUR_MS - 2 * HOUR_MS
 
 
 def note_of(job: str, source: Source, topic: TopicState, start: int, end: int, *, batch: int) -> Note:

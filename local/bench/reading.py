@@ -13,8 +13,8 @@ from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
-from local.bench.lake import KEYS, PIPELINE, WINDOWS, MadeLake, stage_windows
-from local.bench.measured import Publish, Reading, Sizes, lake_beside, newest_hour, seconds_of
+from local.bench.lake import KEYS, PIPELINE, WINDOWS, MadeLake, lake_beside, newest_hour, stage_windows
+from local.bench.measurements import Publish, Reading, Sizes, seconds_of
 from local.steps import Tell
 
 # Live rows of a final slice stay for an hour. The newest slices have only live rows.

@@ -16,7 +16,7 @@ from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings
 from local.bench.batch_report import Section, listed, markdown_rows, met, sections, tables
 from local.bench.freshness import Freshness
-from local.bench.measured import Batch
+from local.bench.measurements import Batch
 from local.bench.run import GOAL_P95_SECONDS, GOAL_RATIO, SIDES, Race, Results
 from local.bench.scale import WORKERS, Scaled
 from local.bench.year import report as bench_year_report

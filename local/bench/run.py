@@ -26,7 +26,7 @@ from jobs.traffic import generator as traffic
 from local.bench import batch as bench_batch
 from local.bench import scale as bench_scale
 from local.bench.freshness import FRESHNESS, Freshness, freshness_of
-from local.bench.measured import BATCH, Batch, Rounds, Sizes
+from local.bench.measurements import BATCH, Batch, Rounds, Sizes
 from local.bench.place import end_driver, place_of
 from local.bench.scale import PARTITIONS, WORKERS, WORKLOAD, Scaled
 from local.bench.year import run as bench_year

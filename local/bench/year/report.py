@@ -7,9 +7,9 @@ from rich.table import Table
 
 from local.bench.batch_report import Section, met
 from local.bench.year.files import Files, Usage
-from local.bench.year.lake import EVENTS_OF_A_SLICE
-from local.bench.year.look import NEWEST, PAGE, PLAN, QUERY
+from local.bench.year.reader_process import NEWEST, PAGE, PLAN, QUERY
 from local.bench.year.run import DAYS, Looked, Point, Year
+from local.bench.year.writers import EVENTS_OF_A_SLICE
 
 GOAL_GROWTH = 1.5
 BASE_DAY = 30

@@ -34,8 +34,8 @@ from jobs.settings import Settings
 from local.bench.lake import events_schema
 from local.bench.year.clock import Clock, simulated
 from local.bench.year.files import Files, Follower, Usage, largest_checkpoint, usage
-from local.bench.year.lake import EventsYear, PipelineYear, UpkeepYear, Writer, over_seconds
-from local.bench.year.look import LOOKS
+from local.bench.year.reader_process import LOOKS
+from local.bench.year.writers import EventsYear, PipelineYear, UpkeepYear, Writer, over_seconds
 from local.steps import Tell
 
 YEAR = "year"
@@ -198,7 +198,7 @@ def _now_ms(end_ms: int) -> int:
 def _looked(settings: Settings, kind: str, pipeline: Pipeline, now_ms: int, rounds: int) -> Looked:
     with tempfile.TemporaryDirectory(prefix="tideline-bench-airflow-") as airflow:
         env = {**os.environ, **settings.kafka.as_env(), "LAKE_ROOT": str(settings.lake_root), "AIRFLOW_HOME": airflow}
-        command = [sys.executable, "-m", "local.bench.year.look", kind, pipeline.name, str(now_ms)]
+        command = [sys.executable, "-m", "local.bench.year.reader_process", kind, pipeline.name, str(now_ms)]
         answers = [_answer(command, env) for _ in range(rounds)]
     return Looked(
         seconds=median(each["seconds"] for each in answers),

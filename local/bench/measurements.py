@@ -1,15 +1,9 @@
-"""What the batch half of the benchmark measures, and the made-up lakes that it needs."""
+"""The measurements of the batch half of the benchmark: their names, goals, sizes and results."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-
-from jobs.pipelines.layout import HOUR_MS
-from jobs.settings import Settings
-from jobs.storage.folders import remove
-from local.bench.lake import MadeLake
 
 RECOMPUTE, HISTORY, PUBLISH, READING = BATCH = ("recompute", "history", "publish", "reading")
 RIVALS = ("ours", "DuckDB")
@@ -125,21 +119,6 @@ class Batch:
     restated: tuple[Restated, ...] = ()
     publishes: tuple[Publish, ...] = ()
     readings: tuple[Reading, ...] = ()
-
-
-@contextmanager
-def lake_beside(settings: Settings, name: str) -> Iterator[MadeLake]:
-    """Make an empty lake beside the others, and remove it afterwards."""
-    root = settings.lake_root / name
-    try:
-        yield MadeLake.of(replace(settings, lake_root=root))
-    finally:
-        remove(root)
-
-
-def newest_hour() -> int:
-    """The begin of the newest hour of made-up events. The slices of this hour are over."""
-    return int(time.time() * 1000) // HOUR_MS * HOUR_MS - 2 * HOUR_MS
 
 
 def seconds_of(do: Callable[[], object]) -> float:
