@@ -82,7 +82,7 @@ class Restated:
     multiple: int
     events: int
     files: int
-    parts: Mapping[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
 
     @property
     def seconds(self) -> float:
