@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import duckdb
@@ -28,8 +28,8 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder, remove
 from jobs.storage.parquet import files_in
-from local.bench.lake import PIPELINE, MadeLake, Stretch, events_schema
-from local.bench.measured import (
+from local.bench.lake import PIPELINE, MadeLake, Stretch, events_schema, lake_beside, newest_hour
+from local.bench.measurements import (
     HISTORY,
     OTHER_HOURS,
     PARTS,
@@ -39,22 +39,20 @@ from local.bench.measured import (
     RIVALS,
     SAME_HOUR,
     Batch,
-    Report,
     Restated,
     Rivalry,
     Sizes,
-    lake_beside,
-    newest_hour,
     seconds_of,
 )
 from local.bench.reading import publishes_of, readings_of
+from local.steps import Tell
 
 _OWN_MINUTE = 30
 _MINUTE_MS = 60_000
 _HISTORY_ROUNDS = 3
 
 
-def run(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
+def run(settings: Settings, sizes: Sizes, only: Sequence[str], report: Tell) -> Batch:
     """Measure, and remove the made-up lakes afterwards. Measurements that need Spark come last."""
     with _quiet():
         readings = readings_of(settings, sizes, report) if READING in only else ()
@@ -80,12 +78,12 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def rivalries_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Report) -> tuple[Rivalry, ...]:
+def rivalries_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Tell) -> tuple[Rivalry, ...]:
     """Compute all slices of an hour, by our recompute and by DuckDB in turns."""
     return tuple(_rivalry(settings, schema, events, sizes, report) for events in sizes.rival_events)
 
 
-def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, report: Report) -> Rivalry:
+def _rivalry(settings: Settings, schema: pa.Schema, events: int, sizes: Sizes, report: Tell) -> Rivalry:
     hour = newest_hour()
     seconds: dict[str, list[float]] = {side: [] for side in RIVALS}
     with lake_beside(settings, f"rivals-{events}") as lake:
@@ -150,10 +148,7 @@ def by_duckdb(lake: PipelineLake, plan: Plan, folder: Folder) -> None:
 
     DuckDB divides decimals as DOUBLEs, so the mean (of values that are not negative) is rounded in whole numbers.
     """
-    landed = lake.events(plan.events_version)
-    slices = plan.slices(PIPELINE)
-    if landed is None:
-        raise Refusal(f"there are no events in {lake.root}")
+    landed, slices = _events_of(lake, plan.events_version), plan.slices(PIPELINE)
     from_ms, to_ms = min(slices).start_ms, max(slices).end_ms
     files = [str(landed.path / file) for file in landed.files([(from_ms, to_ms)])]
     with duckdb.connect() as database:
@@ -173,6 +168,13 @@ def by_duckdb(lake: PipelineLake, plan: Plan, folder: Folder) -> None:
         )
 
 
+def _events_of(lake: PipelineLake, version: int | None = None) -> Landed:
+    found = lake.events(version)
+    if found is None:
+        raise Refusal(f"there are no events in {lake.root}")
+    return found
+
+
 def _same_windows(plan: Plan, ours: Folder, theirs: Folder) -> int:
     """The number of windows. A race counts only if both sides made the same windows."""
     windows = 0
@@ -188,65 +190,50 @@ def _staged(folder: Folder) -> ds.Dataset:
     return ds.dataset(list(map(str, files_in(folder))), schema=columns_of(PIPELINE), format="parquet")
 
 
-def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Report) -> tuple[Restated, ...]:
+def restated_of(settings: Settings, schema: pa.Schema, sizes: Sizes, report: Tell) -> tuple[Restated, ...]:
     """Restate the same slice again and again, in turns in lakes that differ only in their history."""
     # A run takes a second, and a pause of the garbage collector takes a tenth of it. More rounds give a stable median.
     sizes = replace(sizes, rounds=sizes.rounds * _HISTORY_ROUNDS)
     hour = newest_hour()
     slice_ = slices_between(PIPELINE, hour, hour + HOUR_MS)[_OWN_MINUTE * _MINUTE_MS // (PIPELINE.slice_seconds * 1000)]
-    found: list[Restated] = []
     with lake_beside(settings, "history") as place:
-        cases = {}
+        cases: list[tuple[MadeLake, Restated]] = []
         for where in (OTHER_HOURS, SAME_HOUR):
             for multiple in sizes.multiples:
                 report(f"history: making up a lake with {multiple} × the events in {where}")
                 name = f"{where.replace(' ', '-')}-{multiple}"
                 lake = replace(place, settings=replace(settings, lake_root=place.settings.lake_root / name))
                 events = _make_history(lake, schema, sizes, where, multiple, slice_)
-                cases[where, multiple] = _Case(lake=lake, events=events)
+                files = len(_events_of(lake.tables).files([(0, slice_.end_ms + HOUR_MS)]))
+                restated = Restated(where=where, multiple=multiple, events=events, files=files)
+                cases.append((lake, restated))
         for number in range(sizes.runs):
             report(f"history: {sizes.progress(number)}")
-            for case in cases.values():
-                case.restate(slice_, f"run-{number}", sizes.slice_events, counts=sizes.counts(number))
-        for (where, multiple), case in cases.items():
-            files = len(case.landed().files([(0, slice_.end_ms + HOUR_MS)]))
-            found.append(Restated(where=where, multiple=multiple, events=case.events, files=files, parts=case.parts))
-    return tuple(found)
+            for lake, restated in cases:
+                took = _restate(lake, slice_, f"run-{number}", sizes.slice_events)
+                for part in PARTS if sizes.counts(number) else ():
+                    restated.parts[part].append(took[part])
+    return tuple(restated for _, restated in cases)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Case:
-    """A lake with a history, and the seconds that the parts of its runs took."""
-
-    lake: MadeLake
-    events: int
-    parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
-
-    def landed(self) -> Landed:
-        found = self.lake.tables.events()
-        if found is None:
-            raise Refusal(f"there are no events in {self.lake.settings.lake_root}")
-        return found
-
-    def restate(self, slice_: Slice, run: str, events: int, *, counts: bool) -> None:
-        """Do a whole run as Airflow does it, part after part."""
-        lake, settings = self.lake.tables, self.lake.settings
-        versions: dict[str, int] = {}
-        parts: dict[str, Callable[[], object]] = {
-            "plan": lambda: _planned(self.lake, run, [slice_]),
-            "recompute": lambda: recompute.run(lake, settings, run),
-            "audit": lambda: auditing.examine(lake, run),
-            "publish": lambda: versions.update(
-                publishing.publish(lake, settings.kafka, run, now_ms=_over_ms([slice_])).versions
-            ),
-        }
-        for name, part in parts.items():
-            took = seconds_of(part)
-            self.parts[name] += [took] if counts else []
-        final = lake.final()
-        header = final.headers([slice_.name[:8]])[slice_.name] if final else None
-        if header is None or versions != {slice_.name: header.version} or abs(header.events / events - 1) > 0.01:
-            raise Refusal(f"run {run!r}: published={versions} header={header}, expected events={events:,}")
+def _restate(made: MadeLake, slice_: Slice, run: str, events: int) -> dict[str, float]:
+    """Do a whole run as Airflow does it, part after part. Return the seconds of each part."""
+    lake, settings = made.tables, made.settings
+    versions: dict[str, int] = {}
+    parts: dict[str, Callable[[], object]] = {
+        "plan": lambda: _planned(made, run, [slice_]),
+        "recompute": lambda: recompute.run(lake, settings, run),
+        "audit": lambda: auditing.examine(lake, run),
+        "publish": lambda: versions.update(
+            publishing.publish(lake, settings.kafka, run, now_ms=_over_ms([slice_])).versions
+        ),
+    }
+    took = {name: seconds_of(part) for name, part in parts.items()}
+    final = lake.final()
+    header = final.headers([slice_.name[:8]])[slice_.name] if final else None
+    if header is None or versions != {slice_.name: header.version} or abs(header.events / events - 1) > 0.01:
+        raise Refusal(f"run {run!r}: published={versions} header={header}, expected events={events:,}")
+    return took
 
 
 def _make_history(lake: MadeLake, schema: pa.Schema, sizes: Sizes, where: str, multiple: int, slice_: Slice) -> int:

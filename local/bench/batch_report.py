@@ -6,7 +6,16 @@ from statistics import median
 
 from rich.table import Table
 
-from local.bench.measured import GOAL_GROWTH, GOAL_PUBLISH_SECONDS, RIVALS, Batch, Publish, Reading, Restated, Rivalry
+from local.bench.measurements import (
+    GOAL_GROWTH,
+    GOAL_PUBLISH_SECONDS,
+    RIVALS,
+    Batch,
+    Publish,
+    Reading,
+    Restated,
+    Rivalry,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +25,13 @@ class Section:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    text: str
+    text: str = ""
 
     def markdown(self) -> str:
         """The section as Markdown, for the page."""
         if not self.rows:
             return f"## {self.title}\n\nnot measured\n\n{self.text}"
-        lines = [self.columns, ("---", *("---:",) * (len(self.columns) - 1)), *self.rows]
-        drawn = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        drawn = markdown_rows([self.columns, ("---", *("---:",) * (len(self.columns) - 1)), *self.rows])
         return f"## {self.title}\n\n{drawn}\n\n{self.text}"
 
     def table(self) -> Table:
@@ -75,13 +83,18 @@ def tables(batch: Batch) -> list[Table]:
     return [section.table() for section in sections(batch) if section.rows]
 
 
+def markdown_rows(rows: Iterable[Sequence[str]]) -> str:
+    """The rows of a table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def met(is_met: bool) -> str:
     """Whether a goal is met, in a word."""
     return "(met)" if is_met else "(missed)"
 
 
 def _rivalry(rivalry: Rivalry) -> tuple[str, ...]:
-    seconds = "; ".join(f"{side} {_each(rivalry.seconds[side])}" for side in RIVALS)
+    seconds = "; ".join(f"{side} {listed(rivalry.seconds[side])}" for side in RIVALS)
     speeds = (f"{rivalry.per_second(side):,.0f}" for side in RIVALS)
     return f"{rivalry.events:,}", f"{rivalry.windows:,}", *speeds, f"{rivalry.ratio:.2f}", seconds
 
@@ -112,7 +125,8 @@ def _reading(reading: Reading) -> tuple[str, ...]:
     return *counts, f"{reading.first_seconds * 1000:,.0f}", *asked
 
 
-def _each(seconds: Sequence[float]) -> str:
+def listed(seconds: Sequence[float]) -> str:
+    """The seconds of each round, in a cell of a table."""
     return ", ".join(f"{took:.2f}" for took in seconds)
 
 

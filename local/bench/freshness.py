@@ -1,12 +1,11 @@
 """How long an event takes to be seen in a live window, while the stream runs."""
 
 import random
-import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import quantiles
 
 from kafka import KafkaProducer
@@ -16,8 +15,9 @@ from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from jobs.traffic import generator as traffic
-from local.bench.measured import Report
 from local.bench.place import end_driver, place_of
+from local.platform.process import Service
+from local.steps import Tell
 
 FRESHNESS = "freshness"
 _FRESH_RATE = 1_000
@@ -39,14 +39,13 @@ class Freshness:
     lost: int
 
 
-def freshness_of(settings: Settings, report: Report, seconds: int = 60) -> Freshness:
+def freshness_of(settings: Settings, report: Tell, seconds: int = 60) -> Freshness:
     """Send records at a steady rate to a running stream, and look how soon each probe is seen."""
-    with place_of(settings, FRESHNESS) as (kafka, env, home):
-        lake = Lake(home / "lake")
-        log = home / "live.log"
-        with log.open("w") as output:
-            command = [sys.executable, "-m", "jobs", "live", "rolling_sum"]
-            driver = subprocess.Popen(command, env=env, stdout=output, stderr=output, text=True)
+    with place_of(settings, FRESHNESS) as (placed, env, home):
+        kafka, lake = placed.kafka, Lake(placed.lake_root)
+        command = (sys.executable, "-m", "jobs", "live", "rolling_sum")
+        driver = Service(name="live", home=home, command=command, env=env)
+        driver.start()
         stop = threading.Event()
         stream = traffic.records("numbers", seed=1, count=None, start_ms=None)
         load = threading.Thread(
@@ -55,30 +54,25 @@ def freshness_of(settings: Settings, report: Report, seconds: int = 60) -> Fresh
         load.start()
         try:
             report("freshness: waiting for the first windows")
-            _await_windows(lake, driver, log)
+            driver.wait_ready(lambda: _shows_windows(lake), _PATIENCE_SECONDS)
             report(f"freshness: warming up for {_FRESH_WARM_UP_SECONDS} s")
-            _probe(kafka, lake, driver, log, _FRESH_WARM_UP_SECONDS)
+            _probe(kafka, lake, driver, _FRESH_WARM_UP_SECONDS)
             report(f"freshness: {_FRESH_RATE:,} records/s for {seconds} s")
-            return _probe(kafka, lake, driver, log, seconds)
+            return _probe(kafka, lake, driver, seconds)
         finally:
             stop.set()
             load.join()
-            end_driver(driver)
+            if process := driver.process():
+                end_driver(process)
 
 
-def _await_windows(lake: Lake, driver: "subprocess.Popen[str]", log: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while time.monotonic() < deadline and driver.poll() is None:
-        try:
-            if lake.query("SELECT key FROM rolling_sum LIMIT 1").num_rows:
-                return
-        except Refusal:
-            pass
-        time.sleep(0.5)
-    raise Refusal(f"rolling_sum shows no windows:\n{log.read_text()[-3000:]}")
+def _shows_windows(lake: Lake) -> bool:
+    with suppress(Refusal):
+        return bool(lake.query("SELECT key FROM rolling_sum LIMIT 1").num_rows)
+    return False
 
 
-def _probe(kafka: KafkaSettings, lake: Lake, driver: "subprocess.Popen[str]", log: Path, seconds: int) -> Freshness:
+def _probe(kafka: KafkaSettings, lake: Lake, driver: Service, seconds: int) -> Freshness:
     """Send events of unique series at random moments, and look for each of them until a query returns it."""
     sent: dict[str, float] = {}
     seen: dict[str, float] = {}
@@ -99,13 +93,13 @@ def _probe(kafka: KafkaSettings, lake: Lake, driver: "subprocess.Popen[str]", lo
     recent = f"window_start >= to_timestamp({began - 1})"
     sql = f"SELECT DISTINCT key FROM rolling_sum WHERE {recent} AND starts_with(key, '{name}')"
     deadline = began + seconds * 2 + 60
-    while driver.poll() is None and (not done.is_set() or len(seen) < len(sent)) and time.time() < deadline:
+    while driver.process() and (not done.is_set() or len(seen) < len(sent)) and time.time() < deadline:
         found, now = lake.query(sql)["key"].to_pylist(), time.time()
         seen.update({key: now for key in found if key not in seen})
         time.sleep(_POLL_SECONDS)
     sender.join()
-    if driver.poll() is not None:
-        raise Refusal(f"the stream ended while it was measured:\n{log.read_text()[-3000:]}")
+    if not driver.process():
+        raise Refusal(f"the stream ended while it was measured:\n{driver.log.read_text()[-3000:]}")
     waits = [seen[key] - sent[key] for key in seen]
     cuts = quantiles(waits, n=100)
     return Freshness(

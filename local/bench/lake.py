@@ -7,7 +7,7 @@ headers, and the ledger its lines.
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Self
 
@@ -27,10 +27,11 @@ from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
 from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST, PIPELINES
-from jobs.pipelines.layout import BATCHES_SLICE
+from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
 from jobs.pipelines.slices import Slice, slice_at, slice_named
+from jobs.pipelines.source import Source
 from jobs.settings import Settings
-from jobs.storage.folders import Folder
+from jobs.storage.folders import Folder, remove
 from jobs.storage.parquet import write
 from jobs.streaming.ingest import landed
 
@@ -38,9 +39,8 @@ PIPELINE = PIPELINES["rolling_sum"]
 KEYS = 100
 WINDOWS = PIPELINE.slice_seconds * 1000 // PIPELINE.window.size_ms
 _SOURCE = PIPELINE.source
-_WRITE_ID = "made-up"
 _LIVE_BATCH_SECONDS = 5
-RECORDS = (
+_RECORDS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
@@ -97,10 +97,11 @@ class MadeLake:
         with _database() as database:
             for batch, (from_ms, to_ms, count) in enumerate(parts):
                 stage = writer.new_stage()
-                folder = stage / f"hour={datetime.fromtimestamp(from_ms / 1000, UTC):%Y-%m-%dT%H}"
+                folder = stage / f"hour={time_of(from_ms):%Y-%m-%dT%H}"
                 query = _EVENTS.format(**named, from_ms=from_ms, to_ms=to_ms, first=total, count=count)
                 _write(_rows(database, query, schema), folder, drop="hour")
-                writer.commit(Manifest.of(stage), self._note(INGEST, batch, total, total + count))
+                offsets = total // partitions, (total + count) // partitions
+                writer.commit(Manifest.of(stage), note_of(INGEST, _SOURCE, self.topic, *offsets, batch=batch))
                 writer.maintain()
                 writer.discard_stages()
                 total += count
@@ -115,13 +116,14 @@ class MadeLake:
         with _database() as database:
             for batch, start in enumerate(starts):
                 stage = writer.new_stage()
-                signed = {"epoch": 1, "batch": batch, "as_of": _time(as_of_ms), "fingerprint": PIPELINE.fingerprint}
+                signed = {"epoch": 1, "batch": batch, "as_of": time_of(as_of_ms), "fingerprint": PIPELINE.fingerprint}
                 for from_ms in (start - step_ms, start) if batch else (start,):
                     rows = _signed(_rows(database, _windows(from_ms, from_ms + step_ms, KEYS), schema), signed)
                     _write(rows, stage / f"slice={slice_at(PIPELINE, from_ms).name}", drop="slice")
-                about = _signed(_nulls(schema, 1), {**signed, "offsets": "{}", "watermark": _time(start)})
+                about = pa.Table.from_pylist([{**signed, "offsets": "{}", "watermark": time_of(start)}], schema)
                 _write(about, stage / f"slice={BATCHES_SLICE}", drop="slice")
-                writer.commit(Manifest.of(stage), self._note(PIPELINE.name, batch, batch, batch + 1))
+                note = note_of(PIPELINE.name, _SOURCE, self.topic, batch, batch + 1, batch=batch)
+                writer.commit(Manifest.of(stage), replace(note, fingerprint=PIPELINE.fingerprint))
                 writer.maintain()
                 writer.discard_stages()
 
@@ -162,23 +164,34 @@ class MadeLake:
     def _ends(self, end: int) -> dict[int, int]:
         return dict.fromkeys(range(self.topic.partitions), end)
 
-    def _note(self, job: str, batch: int, start: int, end: int) -> Note:
-        each = self.topic.partitions
-        offsets = {partition: (start // each, end // each) for partition in range(each)}
-        return Note(
-            job=job,
-            write_id=_WRITE_ID,
-            batch=batch,
-            epoch=1,
-            cluster_id=self.topic.cluster_id,
-            topics={_SOURCE.name: Ranges(topic_id=self.topic.topic_id, offsets=offsets)},
-            fingerprint=None if job == INGEST else PIPELINE.fingerprint,
-        )
+
+@contextmanager
+def lake_beside(settings: Settings, name: str) -> Iterator[MadeLake]:
+    """Make an empty lake beside the others, and remove it afterwards."""
+    root = settings.lake_root / name
+    try:
+        yield MadeLake.of(replace(settings, lake_root=root))
+    finally:
+        remove(root)
 
 
-def events_schema(spark: SparkSession) -> pa.Schema:
-    """The columns of the table of events, as `ingest` writes them."""
-    return arrow_schema(landed(spark.createDataFrame([], RECORDS), _SOURCE))
+def newest_hour() -> int:
+    """The begin of the newest hour of made-up events. The slices of this hour are over."""
+    return int(time.time() * 1000) // HOUR_MS * HOUR_MS - 2 * HOUR_MS
+
+
+def note_of(job: str, source: Source, topic: TopicState, start: int, end: int, *, batch: int) -> Note:
+    """The note of a commit about invented offsets."""
+    offsets = {partition: (start, end) for partition in range(topic.partitions)}
+    ranges = Ranges(topic_id=topic.topic_id, offsets=offsets)
+    return Note(
+        job=job, write_id="made-up", batch=batch, epoch=1, cluster_id=topic.cluster_id, topics={source.name: ranges}
+    )
+
+
+def events_schema(spark: SparkSession, source: Source = _SOURCE) -> pa.Schema:
+    """The columns of the table of a source's events, as `ingest` writes them."""
+    return arrow_schema(landed(spark.createDataFrame([], _RECORDS), source))
 
 
 def stage_windows(final: FinalTable, headers: Sequence[Header], keys: int) -> list[Folder]:
@@ -188,7 +201,7 @@ def stage_windows(final: FinalTable, headers: Sequence[Header], keys: int) -> li
         for header in headers:
             slice_ = slice_named(PIPELINE, header.slice)
             rows = _rows(database, _windows(slice_.start_ms, slice_.end_ms, keys), schema_of(PIPELINE))
-            signed = {"version": header.version, "as_of": _time(header.as_of_ms), "run": header.run}
+            signed = {"version": header.version, "as_of": time_of(header.as_of_ms), "run": header.run}
             signed |= {"fingerprint": header.fingerprint}
             staged = _signed(rows, signed).select([*columns_of(PIPELINE).names, *signed])
             files.append(_write(staged, stage / f"slice={header.slice}"))
@@ -226,10 +239,6 @@ def _rows(database: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) ->
     return pa.table(columns, pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _nulls(schema: pa.Schema, count: int) -> pa.Table:
-    return pa.table({field.name: pa.nulls(count, field.type) for field in schema})
-
-
 def _signed(rows: pa.Table, values: dict[str, object]) -> pa.Table:
     """The rows with the same value in every row of some columns."""
     for name, value in values.items():
@@ -246,5 +255,6 @@ def _write(rows: pa.Table, folder: Folder, drop: str | None = None) -> Folder:
     return file
 
 
-def _time(milliseconds: int) -> datetime:
+def time_of(milliseconds: int) -> datetime:
+    """Milliseconds since 1970 as a time."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)

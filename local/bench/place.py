@@ -1,7 +1,6 @@
 """A place for one workload: a broker of its own, empty topics and a folder."""
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,16 +13,21 @@ from jobs import pipelines
 from jobs.broker import topics
 from jobs.broker.kafka import admin
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.source import Topic
 from jobs.settings import KafkaSettings, Settings
 from local.platform.broker import Broker
+from local.platform.process import kill, terminate, wait_gone
+
+_STOP_SECONDS = 30
 
 
 @contextmanager
 def place_of(
     settings: Settings, name: str, partitions: Mapping[str, int] | None = None
-) -> Iterator[tuple[KafkaSettings, dict[str, str], Path]]:
-    """A new broker with all topics, the environment of processes that use it and a folder, for one measurement."""
+) -> Iterator[tuple[Settings, dict[str, str], Path]]:
+    """A new broker with all topics and a new lake, for one measurement.
+
+    Yield the settings of this process for them, the environment of other processes that use them, and their folder.
+    """
     asked = partitions or {}
     with tempfile.TemporaryDirectory(prefix=f"tideline-bench-{name}-") as folder:
         home = Path(folder)
@@ -32,28 +36,18 @@ def place_of(
             # The user's settings of Kafka are left out, so that both sides of a race have the same.
             unset = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
             env = {**unset, **kafka.as_env(), "LAKE_ROOT": str(home / "lake"), "TIDELINE_JARS": str(settings.jars)}
+            outputs = (pipeline.topic for pipeline in PIPELINES.values())
+            wanted = (*pipelines.topics(), *(replace(topic, name=f"plain_{topic.name}") for topic in outputs))
+            sized = [replace(topic, partitions=asked.get(topic.name, topic.partitions)) for topic in wanted]
             with admin(kafka) as client:
-                wanted = (*pipelines.topics(), *_plain_outputs())
-                sized = [replace(topic, partitions=asked.get(topic.name, topic.partitions)) for topic in wanted]
                 topics.apply(client, topics.survey(client, sized))
-            yield kafka, env, home
+            yield replace(settings, kafka=kafka, lake_root=home / "lake"), env, home
 
 
-def _plain_outputs() -> list[Topic]:
-    outputs = [pipeline.topic for pipeline in PIPELINES.values()]
-    return [
-        Topic(name=f"plain_{topic.name}", partitions=topic.partitions, configs=topic.configs, moves_keys=True)
-        for topic in outputs
-    ]
-
-
-def end_driver(process: "subprocess.Popen[str]") -> None:
-    """End a process and the JVM below it."""
-    family: list[psutil.Process] = []
+def end_driver(driver: psutil.Process) -> None:
+    """End a driver and the JVM below it, which removes its temporary files before it ends."""
     with suppress(psutil.NoSuchProcess):
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    process.terminate()
-    _gone, left = psutil.wait_procs(family, timeout=30)
-    for member in left:
-        member.kill()
-    process.wait(60)
+        family = [driver, *driver.children(recursive=True)]
+        terminate([driver])
+        if not wait_gone(family, _STOP_SECONDS):
+            kill(family)

@@ -13,8 +13,9 @@ from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
-from local.bench.lake import KEYS, PIPELINE, WINDOWS, MadeLake, stage_windows
-from local.bench.measured import Publish, Reading, Report, Sizes, lake_beside, newest_hour, seconds_of
+from local.bench.lake import KEYS, PIPELINE, WINDOWS, MadeLake, lake_beside, newest_hour, stage_windows
+from local.bench.measurements import Publish, Reading, Sizes, seconds_of
+from local.steps import Tell
 
 # Live rows of a final slice stay for an hour. The newest slices have only live rows.
 _SUPERSEDED_SLICES = 60
@@ -22,7 +23,7 @@ _OPEN_SLICES = 2
 _ASKED = 10
 
 
-def publishes_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Publish, ...]:
+def publishes_of(settings: Settings, sizes: Sizes, report: Tell) -> tuple[Publish, ...]:
     """Publish some slices again and again, in a table with a day of final slices."""
     end = newest_hour()
     slices = slices_between(PIPELINE, end - sizes.final_slices * PIPELINE.slice_seconds * 1000, end)
@@ -35,7 +36,7 @@ def publishes_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Publ
         )
 
 
-def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Report) -> Publish:
+def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Tell) -> Publish:
     commits, keys, settings = [], max(rows // WINDOWS, 1), lake.settings
     for number in range(sizes.runs):
         report(f"publish: {rows:,} rows, {sizes.progress(number)}")
@@ -55,12 +56,12 @@ def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Rep
     return Publish(rows=sent, commit_seconds=commits[sizes.warm_ups :], send_seconds=time.monotonic() - began)
 
 
-def readings_of(settings: Settings, sizes: Sizes, report: Report) -> tuple[Reading, ...]:
+def readings_of(settings: Settings, sizes: Sizes, report: Tell) -> tuple[Reading, ...]:
     """Query the newest windows, and all windows, as `tideline query` and the console do."""
     return tuple(_reading(settings, count, report) for count in sizes.read_slices)
 
 
-def _reading(settings: Settings, count: int, report: Report) -> Reading:
+def _reading(settings: Settings, count: int, report: Tell) -> Reading:
     length = PIPELINE.slice_seconds * 1000
     line = newest_hour()
     final = slices_between(PIPELINE, line - count * length, line)

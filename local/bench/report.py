@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,9 +14,9 @@ from rich.table import Table
 
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT, Settings
-from local.bench.batch_report import met, sections, tables
+from local.bench.batch_report import Section, listed, markdown_rows, met, sections, tables
 from local.bench.freshness import Freshness
-from local.bench.measured import Batch
+from local.bench.measurements import Batch
 from local.bench.run import GOAL_P95_SECONDS, GOAL_RATIO, SIDES, Race, Results
 from local.bench.scale import WORKERS, Scaled
 from local.bench.year import report as bench_year_report
@@ -40,10 +41,8 @@ average {load}. [Growing](growing.md#what-limits-it-on-one-machine) explains wha
 
 def table(results: Results) -> Table:
     """The drains as a table for a terminal."""
-    shown = Table("workload", "records", "ours, records/s", "plain Spark, records/s", "ours ÷ plain", title="drains")
-    for race in results.races:
-        shown.add_row(*_row(race))
-    return shown
+    columns = ("workload", "records", "ours, records/s", "plain Spark, records/s", "ours ÷ plain")
+    return Section(title="drains", columns=columns, rows=tuple(map(_row, results.races))).table()
 
 
 def freshness_line(freshness: Freshness) -> str:
@@ -62,19 +61,17 @@ def batch_tables(results: Results) -> list[Table]:
 
 def scale_table(scaled: Sequence[Scaled]) -> Table:
     """The throughput with more workers and partitions."""
-    shown = Table("partitions", *(f"{workers} × 1 core, records/s" for workers in WORKERS), "2 ÷ 1", title="scale")
-    for row in _scale_rows(scaled):
-        shown.add_row(*row)
-    return shown
+    columns = ("partitions", *(f"{workers} × 1 core, records/s" for workers in WORKERS), "2 ÷ 1")
+    return Section(title="scale", columns=columns, rows=_scale_rows(scaled)).table()
 
 
-def _scale_rows(scaled: Sequence[Scaled]) -> list[tuple[str, ...]]:
+def _scale_rows(scaled: Sequence[Scaled]) -> tuple[tuple[str, ...], ...]:
     found = {(one.partitions, one.workers): one for one in scaled}
     rows: list[tuple[str, ...]] = []
     for partitions in sorted({one.partitions for one in scaled}):
         one, two = (found[partitions, workers].per_second for workers in WORKERS)
         rows.append((str(partitions), f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}"))
-    return rows
+    return tuple(rows)
 
 
 def write_scale(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
@@ -89,58 +86,55 @@ def write_year(year: Year, results: Results, settings: Settings, page: Path = PA
 
 
 def _replace(page: Path, begin: str, end: str, part: str) -> None:
-    head, begins, rest = page.read_text().partition(begin)
-    _, ends, tail = rest.partition(end)
-    if not begins or not ends:
+    text = page.read_text()
+    found = _part(text, begin, end)
+    if found is None:
         raise Refusal(f"{page} has no part between {begin} and {end}: run `make bench`, which writes the whole page")
-    page.write_text(head + part + tail)
+    page.write_text(text.replace(found, part))
 
 
 def _year_part(page: Path) -> str:
     """The part about the year, as the page has it now: a run without the year keeps it."""
     begin, end = bench_year_report.BEGIN, bench_year_report.END
-    _, begins, rest = (page.read_text() if page.exists() else "").partition(begin)
-    kept, ends, _ = rest.partition(end)
-    return f"{begin}{kept}{end}" if begins and ends else f"{begin}\n\nnot measured\n\n{end}"
+    kept = _part(page.read_text(), begin, end) if page.exists() else None
+    return kept or f"{begin}\n\nnot measured\n\n{end}"
+
+
+def _part(text: str, begin: str, end: str) -> str | None:
+    """The part of a page between two marks, with the marks."""
+    found = re.search(f"{begin}.*?{end}", text, re.DOTALL)
+    return found[0] if found else None
 
 
 def _scale_part(results: Results, settings: Settings, rounds: int) -> str:
     if not results.scaled:
         return f"{_SCALE_BEGIN}\n\nnot measured\n\n{_SCALE_END}"
     facts = _where(results, settings)
-    rows = "\n".join(f"| {' | '.join(row)} |" for row in _scale_rows(results.scaled))
-    records = f"{results.scaled[0].records:,}"
+    rows, records = markdown_rows(_scale_rows(results.scaled)), f"{results.scaled[0].records:,}"
     return _SCALE.format(begin=_SCALE_BEGIN, end=_SCALE_END, rows=rows, records=records, rounds=rounds, **facts)
 
 
 def write(results: Results, settings: Settings, rounds: int, page: Path = PAGE) -> None:
     """Replace the page by these results."""
-    page.write_text(_PAGE.format(**_facts(results, settings, rounds), year=_year_part(page)))
+    drained = ((race.workload, side, listed(race.seconds[side])) for race in results.races for side in SIDES)
+    text = _PAGE.format(
+        **_where(results, settings),
+        spark=f"{settings.spark_master}, {settings.driver_memory} of memory",
+        rounds=rounds,
+        drains=markdown_rows(map(_row, results.races)),
+        each=markdown_rows(drained),
+        ratio=GOAL_RATIO,
+        freshness=freshness_line(results.freshness) if results.freshness else "not measured",
+        batch="\n\n".join(section.markdown() for section in sections(results.batch or Batch())),
+        scale=_scale_part(results, settings, rounds),
+        year=_year_part(page),
+    )
+    page.write_text(text)
 
 
 def _row(race: Race) -> tuple[str, ...]:
     ours, plain = (f"{race.per_second(side):,.0f}" for side in SIDES)
     return race.workload, f"{race.records:,}", ours, plain, f"{race.ratio:.2f} {met(race.ratio >= GOAL_RATIO)}"
-
-
-def _facts(results: Results, settings: Settings, rounds: int) -> dict[str, object]:
-    drains = "\n".join(f"| {' | '.join(_row(race))} |" for race in results.races)
-    each = "\n".join(
-        f"| {race.workload} | {side} | {', '.join(f'{seconds:.2f}' for seconds in race.seconds[side])} |"
-        for race in results.races
-        for side in SIDES
-    )
-    return {
-        **_where(results, settings),
-        "spark": f"{settings.spark_master}, {settings.driver_memory} of memory",
-        "rounds": rounds,
-        "drains": drains,
-        "each": each,
-        "ratio": GOAL_RATIO,
-        "freshness": freshness_line(results.freshness) if results.freshness else "not measured",
-        "batch": "\n\n".join(section.markdown() for section in sections(results.batch or Batch())),
-        "scale": _scale_part(results, settings, rounds),
-    }
 
 
 def _where(results: Results, settings: Settings) -> dict[str, str]:

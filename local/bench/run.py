@@ -5,17 +5,18 @@ the same new records in turns. So any other work on the machine slows down both.
 """
 
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Self
+from subprocess import PIPE
 
 import duckdb
+import psutil
 from deltalake import DeltaTable
 
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
@@ -25,11 +26,12 @@ from jobs.traffic import generator as traffic
 from local.bench import batch as bench_batch
 from local.bench import scale as bench_scale
 from local.bench.freshness import FRESHNESS, Freshness, freshness_of
-from local.bench.measured import BATCH, Batch, Report, Sizes
+from local.bench.measurements import BATCH, Batch, Rounds, Sizes
 from local.bench.place import end_driver, place_of
 from local.bench.scale import PARTITIONS, WORKERS, WORKLOAD, Scaled
 from local.bench.year import run as bench_year
 from local.bench.year.run import DAYS, YEAR, Year
+from local.steps import Tell
 
 SCALE = "scale"
 RACES = (INGEST, "rolling_sum", "word_count")
@@ -42,7 +44,6 @@ GOAL_RATIO = 0.9
 GOAL_P95_SECONDS = 2.0
 SIDES = ("ours", "plain")
 _READS = {INGEST: ("numbers", "lines"), "rolling_sum": ("numbers",), "word_count": ("lines",)}
-_WARM_UPS = 2
 _WARM_UP_SHARE = 0.2
 
 
@@ -78,143 +79,120 @@ class Results:
 
 
 def run(
-    settings: Settings, *, records: int, rounds: int, only: tuple[str, ...], report: Report, days: int = DAYS
+    settings: Settings, *, records: int, rounds: int, only: tuple[str, ...], report: Tell, days: int = DAYS
 ) -> Results:
     """Measure. All files are in temporary folders, which are removed afterwards."""
     unknown = sorted(set(only) - set(CHOICES))
     if unknown:
         raise Refusal(f"there is no measurement {', '.join(unknown)}: choose from {', '.join(CHOICES)}")
-    load_before = os.getloadavg()[0]
-    races = tuple(_race(settings, name, records, rounds, report) for name in RACES if name in only)
-    freshness = freshness_of(settings, report) if FRESHNESS in only else None
-    scaled = _scale(settings, records, rounds, report) if SCALE in only else ()
-    # This comes after the races, since it starts Spark in this process.
-    batch = _batch(settings, Sizes.of(records, rounds), only, report) if set(BATCH) & set(only) else None
-    year = _year(settings, rounds, days, report) if YEAR in only else None
-    load_after = os.getloadavg()[0]
+    drains = _Drains(records=records, rounds=rounds, report=report)
+    # Python evaluates the arguments in this order.
     return Results(
-        races=races,
-        freshness=freshness,
-        batch=batch,
-        scaled=scaled,
-        year=year,
-        load_before=load_before,
-        load_after=load_after,
+        load_before=os.getloadavg()[0],
+        races=tuple(_race(settings, name, drains) for name in RACES if name in only),
+        freshness=freshness_of(settings, report) if FRESHNESS in only else None,
+        scaled=_scale(settings, drains) if SCALE in only else (),
+        # This comes after the races, since it starts Spark in this process.
+        batch=_batch(settings, Sizes.of(records, rounds), only, report) if set(BATCH) & set(only) else None,
+        year=_year(settings, rounds, days, report) if YEAR in only else None,
+        load_after=os.getloadavg()[0],
     )
 
 
-def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Report) -> Batch:
-    with place_of(settings, "batch") as (kafka, _env, home):
-        return bench_batch.run(replace(settings, kafka=kafka, lake_root=home / "lake"), sizes, only, report)
+def _batch(settings: Settings, sizes: Sizes, only: Sequence[str], report: Tell) -> Batch:
+    with place_of(settings, "batch") as (placed, _env, _home):
+        return bench_batch.run(placed, sizes, only, report)
 
 
-def _year(settings: Settings, rounds: int, days: int, report: Report) -> Year:
-    with place_of(settings, YEAR) as (kafka, _env, home):
-        placed = replace(settings, kafka=kafka, lake_root=home / "lake")
+def _year(settings: Settings, rounds: int, days: int, report: Tell) -> Year:
+    with place_of(settings, YEAR) as (placed, _env, _home):
         return bench_year.run(placed, report, days=days, rounds=rounds)
 
 
-def _scale(settings: Settings, records: int, rounds: int, report: Report) -> tuple[Scaled, ...]:
-    return tuple(
-        _drain_scaled(settings, workers, partitions, records, rounds, report)
-        for partitions in PARTITIONS
-        for workers in WORKERS
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Drains(Rounds):
+    """Drains of new records, round by round. Those that only warm up are smaller."""
+
+    records: int
+    report: Tell
+
+    @property
+    def warm_up_records(self) -> int:
+        """The records of a source that a side reads in a round that only warms up."""
+        return max(int(self.records * _WARM_UP_SHARE), 1_000)
+
+    @property
+    def all_records(self) -> int:
+        """The records of a source that a side reads in all rounds."""
+        return self.warm_ups * self.warm_up_records + self.rounds * self.records
+
+    def seconds(
+        self, title: str, workload: str, workers: dict[str, Callable[[], float]], kafka: KafkaSettings
+    ) -> dict[str, list[float]]:
+        """Send new records and let each side drain them. Return the seconds of each side in the measured rounds."""
+        # The newest event happened a minute ago, so no side drops an event because it is ahead of its arrival.
+        from_ms = int(time.time() * 1000) - self.all_records - 60_000
+        streams = {name: traffic.records(name, seed=from_ms, count=None, start_ms=from_ms) for name in _READS[workload]}
+        sides = list(workers)
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        for number in range(self.runs):
+            count = self.records if self.counts(number) else self.warm_up_records
+            for name, stream in streams.items():
+                traffic.send(kafka, name, islice(stream, count))
+            # The sides take turns in going first, since the first drain meets a broker that still writes to disk.
+            for side in sides if number % 2 == 0 else reversed(sides):
+                self.report(f"{title}: {side} drains {count:,} records, {self.progress(number)}")
+                took = workers[side]()
+                seconds[side] += [took] if self.counts(number) else []
+        return seconds
 
 
-def _drain_scaled(
-    settings: Settings, workers: int, partitions: int, records: int, rounds: int, report: Report
-) -> Scaled:
+def _scale(settings: Settings, drains: _Drains) -> tuple[Scaled, ...]:
+    return tuple(_scaled(settings, workers, partitions, drains) for partitions in PARTITIONS for workers in WORKERS)
+
+
+def _scaled(settings: Settings, workers: int, partitions: int, drains: _Drains) -> Scaled:
     title = (
         f"scale: {workers} worker{'s' if workers > 1 else ''}, {partitions} partition{'s' if partitions > 1 else ''}"
     )
-    warm_up = max(int(records * _WARM_UP_SHARE), 1_000)
-    total = _WARM_UPS * warm_up + rounds * records
-    feed = _Feed(sources=_READS[WORKLOAD], start_ms=int(time.time() * 1000) - total - 60_000)
-    seconds = []
     with (
-        place_of(settings, SCALE, {SOURCES["numbers"].name: partitions}) as (kafka, env, home),
+        place_of(settings, SCALE, {SOURCES["numbers"].name: partitions}) as (placed, env, home),
         bench_scale.cluster(settings, workers, home) as spark,
-        _Worker("ours", WORKLOAD, {**env, **spark, "SPARK_SHUFFLE_PARTITIONS": "2"}, home) as worker,
+        _worker("ours", WORKLOAD, {**env, **spark, "SPARK_SHUFFLE_PARTITIONS": "2"}, home) as worker,
     ):
-        for number in range(_WARM_UPS):
-            report(f"{title}: warming up, {number + 1} of {_WARM_UPS}")
-            feed.send(kafka, warm_up)
-            worker.drain()
-        for number in range(rounds):
-            feed.send(kafka, records)
-            report(f"{title}: {records:,} records, round {number + 1} of {rounds}")
-            seconds.append(worker.drain())
-    return Scaled(workers=workers, partitions=partitions, records=records, seconds=seconds)
+        seconds = drains.seconds(title, WORKLOAD, {"ours": worker}, placed.kafka)["ours"]
+    return Scaled(workers=workers, partitions=partitions, records=drains.records, seconds=seconds)
 
 
-def _race(settings: Settings, workload: str, records: int, rounds: int, report: Report) -> Race:
-    warm_up = max(int(records * _WARM_UP_SHARE), 1_000)
-    total = _WARM_UPS * warm_up + rounds * records
-    # The newest event happened a minute ago, so no side drops an event because it is ahead of its arrival.
-    feed = _Feed(sources=_READS[workload], start_ms=int(time.time() * 1000) - total - 60_000)
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    with place_of(settings, workload) as (kafka, env, home), ExitStack() as stack:
-        workers = {side: stack.enter_context(_Worker(side, workload, env, home)) for side in SIDES}
-        for number in range(_WARM_UPS):
-            report(f"{workload}: warming up, {number + 1} of {_WARM_UPS}")
-            feed.send(kafka, warm_up)
-            for worker in workers.values():
-                worker.drain()
-        for number in range(rounds):
-            feed.send(kafka, records)
-            # The sides take turns in going first, since the first drain meets a broker that still writes to disk.
-            for side in SIDES if number % 2 == 0 else reversed(SIDES):
-                report(f"{workload}: {side} drains {records:,} records, round {number + 1} of {rounds}")
-                seconds[side].append(workers[side].drain())
-        _check_counts(workload, home, total)
-    return Race(workload=workload, records=records * len(_READS[workload]), seconds=seconds)
+def _race(settings: Settings, workload: str, drains: _Drains) -> Race:
+    with place_of(settings, workload) as (placed, env, home), ExitStack() as stack:
+        workers = {side: stack.enter_context(_worker(side, workload, env, home)) for side in SIDES}
+        seconds = drains.seconds(workload, workload, workers, placed.kafka)
+        _check_counts(workload, home, drains.all_records)
+    return Race(workload=workload, records=drains.records * len(_READS[workload]), seconds=seconds)
 
 
-@dataclass
-class _Feed:
-    """Sends records. Their event times continue after the last ones, one per millisecond."""
+@contextmanager
+def _worker(side: str, workload: str, env: dict[str, str], home: Path) -> Iterator[Callable[[], float]]:
+    """Run the process of one side. Yield a function that lets it drain, and returns the seconds."""
+    log = home / f"{side}.log"
+    command = [sys.executable, "-m", "local.bench.worker", side, workload, str(home / side)]
+    with log.open("w") as output:
+        process = psutil.Popen(command, env=env, stdin=PIPE, stdout=PIPE, stderr=output, text=True)
 
-    sources: tuple[str, ...]
-    start_ms: int
-
-    def send(self, kafka: KafkaSettings, count: int) -> None:
-        for source in self.sources:
-            stream = traffic.records(source, seed=self.start_ms, count=count, start_ms=self.start_ms)
-            traffic.send(kafka, source, stream)
-        self.start_ms += count
-
-
-class _Worker:
-    """The process of one side."""
-
-    def __init__(self, side: str, workload: str, env: dict[str, str], home: Path) -> None:
-        self._log = home / f"{side}.log"
-        self._command = [sys.executable, "-m", "local.bench.worker", side, workload, str(home / side)]
-        self._env = env
-
-    def __enter__(self) -> Self:
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                self._command, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
-        return self
-
-    def drain(self) -> float:
-        """Let the process drain, and return its seconds."""
-        orders, answers = self._process.stdin, self._process.stdout
-        if orders is None or answers is None:
-            raise RuntimeError("the pipes to a side are missing")
+    def drain() -> float:
         with suppress(BrokenPipeError):
-            orders.write("\n")
-            orders.flush()
-        for line in answers:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for line in process.stdout:
             if line.startswith("seconds="):
                 return float(line.removeprefix("seconds="))
-        raise Refusal(f"a side of the race ended:\n{self._log.read_text()[-3000:]}")
+        raise Refusal(f"a side of the race ended:\n{log.read_text()[-3000:]}")
 
-    def __exit__(self, *_: object) -> None:
-        end_driver(self._process)
+    try:
+        yield drain
+    finally:
+        end_driver(process)
 
 
 _COUNTS = {

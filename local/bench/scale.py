@@ -2,25 +2,24 @@
 
 import json
 import os
-import subprocess
-import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from jobs.refusal import Refusal
 from jobs.settings import JVM_OPTIONS, Settings, fast_local_files
 from local.jars.fetch import pyspark_folder
 from local.jars.java import find_java
 from local.platform.ports import LOOPBACK, free_ports
+from local.platform.process import Service
 
 WORKERS = (1, 2)
 PARTITIONS = (1, 3, 6)
 WORKLOAD = "rolling_sum"
 _READY_SECONDS = 60
+_STOP_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,40 +53,27 @@ def cluster(settings: Settings, workers: int, home: Path) -> Iterator[dict[str, 
     # Without this setting, a worker reads Scala's version from a file that PySpark's wheel does not have.
     version = {"SPARK_SCALA_VERSION": "2.13"}
     env = {**os.environ, **version, "SPARK_HOME": str(pyspark_folder()), "SPARK_LOCAL_IP": LOOPBACK}
+    java = (str(find_java(env).binary), "-Xmx256m", "-cp", f"{pyspark_folder()}/jars/*")
     master = f"spark://{LOOPBACK}:{port}"
     with ExitStack() as stack:
-        words = ["master.Master", "--host", LOOPBACK, "--port", str(port), "--webui-port", str(page)]
-        stack.enter_context(_service(words, env, folder / "master.log"))
+
+        def start(name: str, main: str, *words: str, workers: int) -> None:
+            """Start a process, and wait until the master has so many workers."""
+            command = (*java, f"org.apache.spark.deploy.{main}", "--host", LOOPBACK, *words)
+            service = Service(name=name, home=folder, command=command, env=env)
+            stack.callback(service.stop, _STOP_SECONDS)
+            service.start()
+            service.wait_ready(lambda: _workers_of(page) == workers, _READY_SECONDS)
+
+        start("master", "master.Master", "--port", str(port), "--webui-port", str(page), workers=0)
         for number in range(workers):
-            own = ["--cores", "1", "--memory", "2g", "--work-dir", str(folder / f"work-{number}"), "--webui-port", "0"]
-            words = ["worker.Worker", "--host", LOOPBACK, *own, master]
-            stack.enter_context(_service(words, env, folder / f"worker-{number}.log"))
-        _await_workers(page, workers, folder)
+            own = ("--cores", "1", "--memory", "2g", "--work-dir", str(folder / f"work-{number}"), "--webui-port", "0")
+            start(f"worker-{number}", "worker.Worker", *own, master, workers=number + 1)
         yield {"SPARK_MASTER": master, "SPARK_CONF_DIR": str(folder), "SPARK_LOCAL_IP": LOOPBACK}
 
 
-@contextmanager
-def _service(words: list[str], env: Mapping[str, str], log: Path) -> Iterator[None]:
-    java, jars = str(find_java(env).binary), f"{pyspark_folder()}/jars/*"
-    command = [java, "-Xmx256m", "-cp", jars, f"org.apache.spark.deploy.{words[0]}", *words[1:]]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, env=dict(env), stdout=output, stderr=output)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _await_workers(page: int, workers: int, folder: Path) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://{LOOPBACK}:{page}/json/", timeout=5) as answer:
-                if json.load(answer)["aliveworkers"] == workers:
-                    return
-        except OSError:
-            pass
-        time.sleep(0.2)
-    logs = "\n".join(log.read_text()[-1500:] for log in folder.glob("*.log"))
-    raise Refusal(f"the cluster did not have {workers} workers within {_READY_SECONDS} s:\n{logs}")
+def _workers_of(page: int) -> int | None:
+    """The number of workers that the master has; none if the master does not answer yet."""
+    with suppress(OSError), urllib.request.urlopen(f"http://{LOOPBACK}:{page}/json/", timeout=5) as answer:
+        return int(json.load(answer)["aliveworkers"])
+    return None

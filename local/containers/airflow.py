@@ -43,7 +43,8 @@ def main(words: list[str]) -> int:
         return _prepare(env)
     if words == ["demo"]:
         return _demo(env)
-    write_private(Path(env["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"]), _passwords(SECRETS, env))
+    passwords = {env["AIRFLOW_ADMIN_USER"]: _read(SECRETS, "airflow_admin_password")}
+    write_private(Path(env["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"]), json.dumps(passwords))
     if words[:1] == [HOLDS_DRIVERS]:
         return hold(airflow_command(*words), env)
     os.execvpe(sys.executable, airflow_command(*words), env)
@@ -63,10 +64,6 @@ def from_secrets(secrets: Path, env: Mapping[str, str]) -> dict[str, str]:
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{user}:admin",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": f"{env['AIRFLOW_HOME']}/passwords.json",
     }
-
-
-def _passwords(secrets: Path, env: Mapping[str, str]) -> str:
-    return json.dumps({env["AIRFLOW_ADMIN_USER"]: _read(secrets, "airflow_admin_password")})
 
 
 def _prepare(env: Mapping[str, str]) -> int:

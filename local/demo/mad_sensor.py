@@ -43,14 +43,11 @@ def run(stack: Stack, console: Console) -> None:
 def _send(kafka: KafkaSettings) -> Slice:
     """Send all readings in one window, so in one slice."""
     now_ms = round(time.time() * 1000)
-    producer = KafkaProducer(**client_options(kafka))
-    try:
+    with KafkaProducer(**client_options(kafka)) as producer:
         for number in range(_RECORDS):
             value = {"id": -number, "ts": now_ms, "value": _READING}
             producer.send("numbers", json.dumps(value).encode(), key=b"broken-sensor")
         producer.flush()
-    finally:
-        producer.close()
     return slice_at(PIPELINES[FINAL], now_ms)
 
 

@@ -50,9 +50,10 @@ def run(stack: Stack, console: Console) -> None:
 def show(api: AirflowApi, lake: Lake, console: Console) -> None:
     """Start topics, streams and traffic on a platform that runs, wait for windows, live and final, and show them."""
     with step(console, "DAGs are read", "a few seconds") as tell:
-        _wait_for_dags(api, tell)
+        batch = [dag for name in SHOWN for dag in (PIPELINES[name].recompute_job, PIPELINES[name].account_job)]
+        wait_for_dags(api, {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}, tell)
     with step(console, "Topics", "about 10 s"):
-        _provision(api)
+        provision(api)
     with step(console, "Streams and traffic"):
         _start(api)
     with step(console, "Live windows", "about 40 s on two cores") as tell:
@@ -68,10 +69,9 @@ def show(api: AirflowApi, lake: Lake, console: Console) -> None:
     console.print(_drift_line(lake), highlight=False)
 
 
-def _wait_for_dags(api: AirflowApi, tell: Tell) -> None:
-    wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS)}
-    wanted |= {dag for name in SHOWN for dag in (PIPELINES[name].recompute_job, PIPELINES[name].account_job)}
-    deadline = time.monotonic() + _PARSED_SECONDS
+def wait_for_dags(api: AirflowApi, wanted: set[str], tell: Tell, seconds: float = _PARSED_SECONDS) -> None:
+    """Wait until Airflow has read these DAGs."""
+    deadline = time.monotonic() + seconds
     while missing := wanted - api.dags().keys():
         tell(f"{len(missing)} of {len(wanted)} are not read yet")
         if time.monotonic() > deadline:
@@ -80,10 +80,11 @@ def _wait_for_dags(api: AirflowApi, tell: Tell) -> None:
         time.sleep(1)
 
 
-def _provision(api: AirflowApi) -> None:
+def provision(api: AirflowApi, seconds: float = _TOPICS_SECONDS) -> None:
+    """Let Airflow create the topics."""
     api.unpause(TOPICS)
     run_id = api.trigger(TOPICS)
-    if api.wait_for_run(TOPICS, run_id, _TOPICS_SECONDS) != "success":
+    if api.wait_for_run(TOPICS, run_id, seconds) != "success":
         raise Refusal(f"the topics could not be provisioned: {_last_words(api, TOPICS, run_id)}")
 
 

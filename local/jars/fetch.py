@@ -37,9 +37,9 @@ class Jar:
         return f"{self.set}/{self.artifact}-{self.version}.jar"
 
 
-def declared(declaration: Path = DECLARATION) -> tuple[Jar, ...]:
+def declared() -> tuple[Jar, ...]:
     """Every jar that the declaration lists."""
-    sets = tomllib.loads(declaration.read_text())
+    sets = tomllib.loads(DECLARATION.read_text())
     return tuple(Jar(set=name, **row) for name, rows in sets.items() for row in rows)
 
 
@@ -127,7 +127,8 @@ def _download(work: Path, jars: Sequence[Jar], mirror: str | None) -> None:
         work / "cache",
     ]
     pattern = f"{work}/[conf]/[artifact]-[revision].[ext]"
-    command = [find_java().binary, "-jar", _ivy(), "-warn", *places, "-retrieve", pattern]
+    ivy = next((pyspark_folder() / "jars").glob("ivy-*.jar"))
+    command = [find_java().binary, "-jar", ivy, "-warn", *places, "-retrieve", pattern]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -145,10 +146,6 @@ def pyspark_folder() -> Path:
     if spec is None or spec.origin is None:
         raise Refusal("pyspark is not installed: run `make install`")
     return Path(spec.origin).parent
-
-
-def _ivy() -> Path:
-    return next((pyspark_folder() / "jars").glob("ivy-*.jar"))
 
 
 def _put_in_place(work: Path, folder: Path, jars: Sequence[Jar]) -> None:

@@ -28,6 +28,7 @@ from local.platform.settings import StackSettings
 from local.steps import Report, silent
 
 JOBS = "jobs"
+_PARTS = ("broker", *COMPONENTS)
 _START_SECONDS = 180
 # A component that runs but sends no heartbeat for this long hangs, and is replaced.
 _HANG_SECONDS = 30
@@ -111,7 +112,7 @@ class Stack:
         """Every part, with its state, its processes and its memory."""
         members = self._members()
         health = self._health()
-        return [self._state(name, members.get(name, []), health) for name in (*self._names(), JOBS)]
+        return [self._state(name, members.get(name, []), health) for name in (*_PARTS, JOBS)]
 
     @contextmanager
     def running_api(self) -> Iterator[AirflowApi | None]:
@@ -134,9 +135,6 @@ class Stack:
     @property
     def _lock(self) -> Path:
         return self.settings.home / "run" / ".lock"
-
-    def _names(self) -> tuple[str, ...]:
-        return ("broker", *COMPONENTS)
 
     def _service(self, name: str) -> Service:
         """A part by its name, without its command. It can be found and ended, also if Java was removed."""
@@ -188,12 +186,12 @@ class Stack:
 
     def _strays(self) -> list[psutil.Process]:
         """Processes of the stack that belong to no part, e.g. after a pid file was lost. Jobs are not included."""
-        sessions = {self._service(name).session() for name in self._names()}
+        sessions = {self._service(name).session() for name in _PARTS}
         return [p for p in marked(self.settings.home) if session_of(p) not in sessions and not is_job(p)]
 
     def _members(self) -> dict[str, list[psutil.Process]]:
         """Every process of the stack by the part it belongs to."""
-        leaders = {self._service(name).session(): name for name in self._names()}
+        leaders = {self._service(name).session(): name for name in _PARTS}
         members: dict[str, list[psutil.Process]] = {}
         for process in marked(self.settings.home):
             part = JOBS if is_job(process) else leaders.get(session_of(process), JOBS)

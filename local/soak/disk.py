@@ -150,6 +150,7 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def _rows_bytes(table: Path) -> int:
+    """The bytes of a table's rows: 0 for a table that is missing, and for incidents, which are documents."""
     if not (table / "_delta_log").is_dir():
         return 0
     return sum(files_with_sizes(DeltaTable(str(table))).values())

@@ -8,10 +8,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -21,22 +20,23 @@ from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
 from jobs.finality.tide_line import line_of
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.pipelines import PIPELINES, SOURCES, STREAMS
+from jobs.pipelines import PIPELINES, STREAMS
 from jobs.pipelines.layout import dag_id_of
 from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.relations import tables
 from jobs.pipelines.slices import slice_at
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
 from jobs.streaming.fleet import Fleet
-from local.demo.run import TOPICS, TRAFFIC, TRAFFIC_CONF
+from local.demo.run import TOPICS, TRAFFIC, TRAFFIC_CONF, provision, wait_for_dags
 from local.platform.ports import LOOPBACK, free_ports
 from local.platform.process import marked
 from local.platform.settings import StackSettings
 from local.platform.stack import Stack
 from local.soak import disk as soak_disk
 from local.soak.samples import Faults, Sample, Soaked, conflicts
-from local.steps import Report, Tell
+from local.steps import Report, Tell, silent
 
 _SAMPLE_SECONDS = 10.0
 # Memory is measured page by page for every process, and the disk file by file. This keeps a core busy, so it is done
@@ -71,29 +71,24 @@ def run(minutes: float, report: Tell, quota_mb: int | None = None) -> Soaked:
 
     ``quota_mb``: the size of a disk for the lake. That disk is always removed afterwards.
     """
-    home = Path(tempfile.mkdtemp(prefix="tideline-soak-"))
+    home, small = Path(tempfile.mkdtemp(prefix="tideline-soak-")), soak_disk.environment_of(quota_mb)
     with soak_disk.disk_of(home / "lake", quota_mb):
-        return _run(home, minutes, report, quota_mb)
-
-
-def _run(home: Path, minutes: float, report: Tell, quota_mb: int | None) -> Soaked:
-    settings = _settings(home, soak_disk.environment_of(quota_mb))
-    # Airflow and the drivers get these settings only through the environment.
-    stack = Stack(settings, env={**soak_disk.environment_of(quota_mb), **os.environ})
-    clean = False
-    try:
-        stack.up(_steps_of(report))
-        with stack.airflow.api() as api:
-            _start(api, stack.settings.jobs.lake_root, report)
-            soaked = _soak(stack, api, minutes, home, report, quota_mb)
-        clean = not soaked.unmet()
-        return soaked
-    finally:
-        stack.down(_steps_of(report))
-        if clean:
-            shutil.rmtree(home, ignore_errors=True)
-        else:
-            report(f"the folder of the soak is kept: {home}")
+        # Airflow and the drivers get these settings only through the environment.
+        stack = Stack(_settings(home, small), env={**small, **os.environ})
+        clean = False
+        try:
+            stack.up(_steps_of(report))
+            with stack.airflow.api() as api:
+                _start(api, stack.settings.jobs.lake_root, report)
+                soaked = _soak(stack, api, minutes, home, report, quota_mb)
+            clean = not soaked.unmet()
+            return soaked
+        finally:
+            stack.down(_steps_of(report))
+            if clean:
+                shutil.rmtree(home, ignore_errors=True)
+            else:
+                report(f"the folder of the soak is kept: {home}")
 
 
 def _steps_of(report: Tell) -> Report:
@@ -122,36 +117,22 @@ def _settings(home: Path, small: Mapping[str, str] | None = None) -> StackSettin
 def _start(api: AirflowApi, lake_root: Folder, report: Tell) -> None:
     """Start topics, streams and traffic. Start recompute when every stream has made a micro-batch."""
     batch = [dag for p in PIPELINES.values() for dag in (p.recompute_job, p.account_job)]
-    wanted = {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}
     report("DAGs are read")
-    _await(
-        lambda: not wanted - api.dags().keys(),
-        lambda: f"Airflow does not show the DAGs {sorted(wanted - api.dags().keys())}",
-    )
+    wait_for_dags(api, {TOPICS, TRAFFIC, *map(dag_id_of, STREAMS), *batch}, silent, _START_SECONDS)
     report("topics")
-    api.unpause(TOPICS)
-    if api.wait_for_run(TOPICS, api.trigger(TOPICS), _START_SECONDS) != "success":
-        raise Refusal(f"the topics could not be provisioned: see the run of {TOPICS}")
+    provision(api, _START_SECONDS)
     report("streams and traffic")
     for dag in (*map(dag_id_of, STREAMS), TRAFFIC):
         api.unpause(dag)
     api.trigger(TRAFFIC, TRAFFIC_CONF)
     fleet = Fleet(lake_root=lake_root, api=api)
-    _await(lambda: all(state.batch for state in fleet.status()), lambda: f"no micro-batch of {_unstarted(fleet)}")
+    deadline = time.monotonic() + _START_SECONDS
+    while waiting := [state.job for state in fleet.status() if not state.batch]:
+        if time.monotonic() > deadline:
+            raise Refusal(f"after {_START_SECONDS:.0f} s: no micro-batch of {', '.join(waiting)}")
+        time.sleep(1)
     for dag in batch:
         api.unpause(dag)
-
-
-def _unstarted(fleet: Fleet) -> str:
-    return ", ".join(state.job for state in fleet.status() if not state.batch)
-
-
-def _await(done: Callable[[], bool], otherwise: Callable[[], str]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while not done():
-        if time.monotonic() > deadline:
-            raise Refusal(f"after {_START_SECONDS:.0f} s: {otherwise()}")
-        time.sleep(1)
 
 
 def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Tell, quota_mb: int | None) -> Soaked:
@@ -180,13 +161,6 @@ def _soak(stack: Stack, api: AirflowApi, minutes: float, home: Path, report: Tel
     )
 
 
-def _tables() -> list[str]:
-    of_pipelines = [
-        (p.live_table, p.final_table, p.ledger_table, p.drift_table, p.balance_table) for p in PIPELINES.values()
-    ]
-    return [*chain(*of_pipelines), *(source.events_table for source in SOURCES.values())]
-
-
 def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
     """Take a sample every few seconds, and the last one at the end."""
     lake_root, home = stack.settings.jobs.lake_root, stack.settings.home
@@ -201,7 +175,7 @@ def _watch(stack: Stack, api: AirflowApi, minutes: float) -> Iterator[Sample]:
         use = None
         if number % _SAMPLES_PER_MEMORY == 1:
             memory = sum(part.memory_bytes for part in stack.status())
-            use = soak_disk.look(home, _tables())
+            use = soak_disk.look(home, tables().values())
         lines = {name: age_of_tide_line(PipelineLake(lake_root, pipeline)) for name, pipeline in PIPELINES.items()}
         states = fleet.status()
         busy, now = meter.seconds_since(marked(home)), time.monotonic()

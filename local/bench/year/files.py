@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,7 +93,8 @@ def usage(root: Path) -> dict[str, Usage]:
     for folder, below, names in os.walk(root):
         parts = Path(folder).relative_to(root).parts
         kind = "log" if "_delta_log" in parts else parts[0] if parts else "other"
-        found[kind] = found.get(kind, Usage()) + _of_files(Path(folder), names) + Usage(inodes=len(below))
+        size = sum(Path(folder, name).lstat().st_size for name in names)
+        found[kind] = found.get(kind, Usage()) + Usage(files=len(names), bytes=size, inodes=len(names) + len(below))
     return found
 
 
@@ -103,12 +103,3 @@ def largest_checkpoint(root: Path) -> int:
     logs = (table.glob("_delta_log/*.checkpoint.parquet") for table in root.glob("final/*"))
     newest = (max(found, default=None) for found in logs)
     return max((file.stat().st_size for file in newest if file), default=0)
-
-
-def _of_files(folder: Path, names: list[str]) -> Usage:
-    sizes = list(_sizes(folder, names))
-    return Usage(files=len(sizes), bytes=sum(sizes), inodes=len(sizes))
-
-
-def _sizes(folder: Path, names: list[str]) -> Iterator[int]:
-    return ((folder / name).lstat().st_size for name in names)

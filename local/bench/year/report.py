@@ -7,9 +7,9 @@ from rich.table import Table
 
 from local.bench.batch_report import Section, met
 from local.bench.year.files import Files, Usage
-from local.bench.year.lake import EVENTS_OF_A_SLICE
-from local.bench.year.look import NEWEST, PAGE, PLAN, QUERY
-from local.bench.year.run import DAYS, Cadence, Looked, Point, Year
+from local.bench.year.reader_process import NEWEST, PAGE, PLAN, QUERY
+from local.bench.year.run import DAYS, Looked, Point, Year
+from local.bench.year.writers import EVENTS_OF_A_SLICE
 
 GOAL_GROWTH = 1.5
 BASE_DAY = 30
@@ -42,7 +42,7 @@ def judged(year: Year) -> list[Judged]:
     if len(year.points) < 2:
         return []
     base, end = base_of(year), year.points[-1]
-    return [Judged(what=what, base=value(base), end=value(end)) for what, value in _JUDGED.items()]
+    return [Judged(what=what, base=_SHOWN[what](base), end=_SHOWN[what](end)) for what in _JUDGED]
 
 
 def base_of(year: Year) -> Point:
@@ -60,8 +60,8 @@ def sections(year: Year) -> list[Section]:
     """One section about the waits of readers, and one about the disk."""
     days = tuple(f"day {point.day}" for point in year.points)
     return [
-        Section(title="A year: how long readers wait", columns=("", *days, *_ends(year)), rows=_looks(year), text=""),
-        Section(title="A year: use of the disk", columns=("", *days), rows=_disk(year), text=""),
+        Section(title="A year: how long readers wait", columns=("", *days, *_ends(year)), rows=_looks(year)),
+        Section(title="A year: use of the disk", columns=("", *days), rows=_disk(year)),
     ]
 
 
@@ -139,22 +139,18 @@ def _mebibytes_of(kind: str, part: Callable[[Looked], int]) -> Callable[[Point],
     return lambda point: part(point.looks[kind]) / _MIB
 
 
-_JUDGED: dict[str, Callable[[Point], float]] = {
+_SHOWN: dict[str, Callable[[Point], float]] = {
     "plan, s": _seconds_of(PLAN),
     "memory of the plan's process, MiB": _mebibytes_of(PLAN, lambda looked: looked.peak_bytes),
-    "slices page, s": _seconds_of(PAGE),
-    "newest slice, s": _seconds_of(NEWEST),
-}
-_SHOWN: dict[str, Callable[[Point], float]] = {
-    "plan, s": _JUDGED["plan, s"],
-    "memory of the plan's process, MiB": _JUDGED["memory of the plan's process, MiB"],
     "of this, taken by the plan itself, MiB": _mebibytes_of(PLAN, lambda looked: looked.own_bytes),
-    "slices page, s": _JUDGED["slices page, s"],
+    "slices page, s": _seconds_of(PAGE),
     "memory of the page's process, MiB": _mebibytes_of(PAGE, lambda looked: looked.peak_bytes),
-    "newest slice, s": _JUDGED["newest slice, s"],
+    "newest slice, s": _seconds_of(NEWEST),
     "first query of README, s": _seconds_of(QUERY),
     "memory of the query's process, MiB": _mebibytes_of(QUERY, lambda looked: looked.peak_bytes),
 }
+# The goal is about these.
+_JUDGED = ("plan, s", "memory of the plan's process, MiB", "slices page, s", "newest slice, s")
 
 
 def verdict(year: Year) -> str:
@@ -171,17 +167,11 @@ def _text(year: Year) -> str:
         days=year.points[-1].day,
         rounds=year.rounds,
         events=EVENTS_OF_A_SLICE,
-        **_factors(year.cadence),
+        one=f"{year.cadence.one_by_one_minutes:,} minutes",
+        hourly=f"{year.cadence.hourly_minutes / 60:g} hours",
+        hour=year.cadence.hour,
+        far=year.cadence.far,
     )
-
-
-def _factors(cadence: Cadence) -> dict[str, object]:
-    return {
-        "one": f"{cadence.one_by_one_minutes:,} minutes",
-        "hourly": f"{cadence.hourly_minutes / 60:g} hours",
-        "hour": cadence.hour,
-        "far": cadence.far,
-    }
 
 
 def is_whole(year: Year) -> bool:

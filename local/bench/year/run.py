@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,31 +23,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-import pyarrow as pa
-
 from jobs import session
 from jobs.broker.kafka import admin, require
-from jobs.broker.streams import arrow_schema
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slices_between
 from jobs.refusal import Refusal
 from jobs.settings import Settings
-from jobs.streaming.ingest import landed
-from local.bench.lake import RECORDS
+from local.bench.lake import events_schema
 from local.bench.year.clock import Clock, simulated
 from local.bench.year.files import Files, Follower, Usage, largest_checkpoint, usage
-from local.bench.year.lake import EventsYear, PipelineYear, UpkeepYear, Writer, over_seconds
-from local.bench.year.look import LOOKS
+from local.bench.year.reader_process import LOOKS
+from local.bench.year.writers import EventsYear, PipelineYear, UpkeepYear, Writer, over_seconds
+from local.steps import Tell
 
 YEAR = "year"
 DAYS = 365
 POINTS = (1, 30, 365)
 DAY_MS = 24 * 3600 * 1000
 MINUTE_MS = 60_000
-
-Report = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +105,7 @@ def points_of(days: int) -> list[int]:
 
 def run(
     settings: Settings,
-    report: Report,
+    report: Tell,
     *,
     days: int = DAYS,
     pipelines: Sequence[str] = tuple(PIPELINES),
@@ -125,8 +120,8 @@ def run(
     begin_ms, points = end_ms - days * DAY_MS, list[Point]()
     with ExitStack() as stack:
         first, others = (
-            [stack.enter_context(_Process(settings, kind, begin_ms)) for kind in kinds]
-            for kinds in _writers(settings, chosen)
+            [stack.enter_context(_Process(writer)) for writer in writers]
+            for writers in _writers(settings, chosen, begin_ms)
         )
         for last, day in zip([0, *points_of(days)], points_of(days), strict=False):
             began = time.monotonic()
@@ -141,7 +136,7 @@ def run(
 
 def _live_until(
     pipelines: Sequence["_Process"], others: Sequence["_Process"], from_ms: int, to_ms: int, cadence: Cadence
-) -> list[Files]:
+) -> Files:
     """Run all pipelines at the same time, and then the others: `ingest` removes only events that no pipeline needs."""
     found = list[Files]()
     for writers in (pipelines, others):
@@ -155,33 +150,27 @@ def _live_until(
                 for writer in writers:
                     writer.kill()
                 raise
-    return found
+    return sum(found, Files())
 
 
-def _writers(settings: Settings, pipelines: Sequence[Pipeline]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The arguments for the writers of pipelines, and for the other writers."""
+def _writers(settings: Settings, pipelines: Sequence[Pipeline], begin_ms: int) -> tuple[list[Writer], list[Writer]]:
+    """The writers of pipelines, and the other writers. Their clocks stand at the begin of the year."""
     sources = {pipeline.source.name: pipeline.source for pipeline in pipelines}
     with admin(settings.kafka) as client:
         topics = require(client, sources)
-    schemas = _schemas(settings, sources.values())
-    kinds = [{"pipeline": each, "topic": topics[each.source.name]} for each in pipelines]
-    events = [{"source": each, "topic": topics[name], "schema": schemas[name]} for name, each in sources.items()]
-    return kinds, [*events, {}]
-
-
-def _schemas(settings: Settings, sources: Any) -> dict[str, pa.Schema]:
     with session.opened(settings, "bench") as spark:
-        return {each.name: arrow_schema(landed(spark.createDataFrame([], RECORDS), each)) for each in sources}
+        schemas = {name: events_schema(spark, each) for name, each in sources.items()}
+    clock = Clock(now=begin_ms / 1000)
+    shared: dict[str, Any] = {"settings": settings, "clock": clock, "begin_ms": begin_ms}
+    first: list[Writer] = [PipelineYear(pipeline=each, topic=topics[each.source.name], **shared) for each in pipelines]
+    others: list[Writer] = [
+        EventsYear(source=each, topic=topics[name], schema=schemas[name], **shared) for name, each in sources.items()
+    ]
+    return first, [*others, UpkeepYear(settings=settings, clock=clock)]
 
 
 def _look(
-    settings: Settings,
-    pipelines: Sequence[Pipeline],
-    day: int,
-    end_ms: int,
-    files: Sequence[Files],
-    rounds: int,
-    seconds: float,
+    settings: Settings, pipelines: Sequence[Pipeline], day: int, end_ms: int, files: Files, rounds: int, seconds: float
 ) -> Point:
     """Take all kinds of looks at each pipeline in turn. For each kind, the slowest pipeline counts."""
     looks: dict[str, Looked] = {}
@@ -193,7 +182,7 @@ def _look(
         day=day,
         slices=len(pipelines) * day * DAY_MS // MINUTE_MS,
         usage=usage(root),
-        files=sum(files, Files()),
+        files=files,
         checkpoint_bytes=largest_checkpoint(root),
         looks=looks,
         seconds=seconds,
@@ -209,7 +198,7 @@ def _now_ms(end_ms: int) -> int:
 def _looked(settings: Settings, kind: str, pipeline: Pipeline, now_ms: int, rounds: int) -> Looked:
     with tempfile.TemporaryDirectory(prefix="tideline-bench-airflow-") as airflow:
         env = {**os.environ, **settings.kafka.as_env(), "LAKE_ROOT": str(settings.lake_root), "AIRFLOW_HOME": airflow}
-        command = [sys.executable, "-m", "local.bench.year.look", kind, pipeline.name, str(now_ms)]
+        command = [sys.executable, "-m", "local.bench.year.reader_process", kind, pipeline.name, str(now_ms)]
         answers = [_answer(command, env) for _ in range(rounds)]
     return Looked(
         seconds=median(each["seconds"] for each in answers),
@@ -229,11 +218,10 @@ def _answer(command: Sequence[str], env: Mapping[str, str]) -> dict[str, float]:
 class _Process:
     """A writer in its own process, since the clock of that process is patched."""
 
-    def __init__(self, settings: Settings, kind: Mapping[str, Any], begin_ms: int) -> None:
+    def __init__(self, writer: Writer) -> None:
         spawning = get_context("spawn")
         self._pipe, self._other = spawning.Pipe()
-        arguments = (self._other, settings, kind, begin_ms)
-        self._process = spawning.Process(target=_write_a_year, args=arguments, daemon=True)
+        self._process = spawning.Process(target=_write_a_year, args=(self._other, writer), daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()
@@ -261,47 +249,30 @@ class _Process:
         self._process.join()
 
 
-def _behind(kind: Mapping[str, Any], from_ms: int, to_ms: int, begin_ms: int) -> tuple[int, int]:
-    """The stretch that a writer writes until a point.
-
-    A pipeline leaves out the newest slice. So at the point this slice is landed and due, and a plan finds it.
-    """
-    lag_ms = MINUTE_MS if "pipeline" in kind else 0
-    return max(begin_ms, from_ms - lag_ms), to_ms - lag_ms
-
-
-def _write_a_year(pipe: Connection, settings: Settings, kind: Mapping[str, Any], begin_ms: int) -> None:
+def _write_a_year(pipe: Connection, writer: Writer) -> None:
     # Ctrl-C is ignored here, because the process that started this one ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    clock = Clock(now=begin_ms / 1000)
-    writer = _writer(settings, kind, clock, begin_ms)
-    root = Path(str(settings.lake_root))
+    begin_ms = round(writer.clock.now * 1000)
+    # A pipeline leaves out the newest slice. So at each point this slice is landed and due, and a plan finds it.
+    lag_ms = MINUTE_MS if isinstance(writer, PipelineYear) else 0
+    root = Path(str(writer.settings.lake_root))
     followers = [Follower(table=root / name) for name in writer.tables()]
     logging.getLogger("jobs").setLevel(logging.WARNING)
-    with simulated(clock):
+    with simulated(writer.clock):
         while True:
             try:
                 from_ms, to_ms, cadence = pipe.recv()
             except EOFError:
                 return
             try:
-                steps = cadence.steps(*_behind(kind, from_ms, to_ms, begin_ms))
-                pipe.send(_live_through(writer, clock, followers, steps))
+                steps = cadence.steps(max(begin_ms, from_ms - lag_ms), to_ms - lag_ms)
+                pipe.send(_live_through(writer, followers, steps))
             except Exception:
                 pipe.send(traceback.format_exc())
 
 
-def _writer(settings: Settings, kind: Mapping[str, Any], clock: Clock, begin_ms: int) -> Writer:
-    if "pipeline" in kind:
-        return PipelineYear(settings=settings, clock=clock, begin_ms=begin_ms, **kind)
-    if "source" in kind:
-        return EventsYear(settings=settings, clock=clock, begin_ms=begin_ms, **kind)
-    return UpkeepYear(settings=settings, clock=clock)
-
-
-def _live_through(
-    writer: Writer, clock: Clock, followers: Sequence[Follower], steps: Iterable[Sequence[Slice]]
-) -> Files:
+def _live_through(writer: Writer, followers: Sequence[Follower], steps: Iterable[Sequence[Slice]]) -> Files:
+    clock = writer.clock
     for slices in steps:
         clock.now = _now_ms(slices[-1].end_ms) / 1000
         # Once in an hour, or once in a longer step.

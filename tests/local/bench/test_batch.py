@@ -13,7 +13,7 @@ from jobs.refusal import Refusal
 from local.bench import batch as bench_batch
 from local.bench import batch_report as bench_batch_report
 from local.bench.lake import KEYS, PIPELINE, WINDOWS, MadeLake, Stretch, events_schema
-from local.bench.measured import (
+from local.bench.measurements import (
     HISTORY,
     OTHER_HOURS,
     PARTS,

@@ -11,7 +11,7 @@ from local.bench import report as bench_report
 from local.bench import run as bench
 from local.bench.batch_report import sections
 from local.bench.freshness import Freshness
-from local.bench.measured import Batch
+from local.bench.measurements import Batch
 from local.bench.run import Race, Results
 from local.bench.scale import Scaled
 

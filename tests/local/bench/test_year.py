@@ -24,7 +24,7 @@ from local.bench.year import report as bench_year_report
 from local.bench.year import run as bench_year
 from local.bench.year.clock import Clock, seconds_of, simulated
 from local.bench.year.files import Files, Follower, Usage, largest_checkpoint
-from local.bench.year.look import LOOKS, NEWEST, PAGE, PLAN, QUERY
+from local.bench.year.reader_process import LOOKS, NEWEST, PAGE, PLAN, QUERY
 from local.bench.year.run import MINUTE_MS, Cadence, Looked, Point, Year
 
 TINY = Cadence(one_by_one_minutes=5, hourly_minutes=35, hour=15, far=40)

@@ -1,7 +1,7 @@
 """One look at the simulated year by a reader, in its own process: how long it takes, and how much memory.
 
-The benchmark starts it as `python -m local.bench.year.look {plan,page,query,newest} PIPELINE NOW_MS`, settings in the
-environment. It prints one line of JSON.
+The benchmark starts it as `python -m local.bench.year.reader_process {plan,page,query,newest} PIPELINE NOW_MS`, with
+the settings in the environment. It prints one line of JSON.
 """
 
 import json

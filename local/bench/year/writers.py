@@ -6,8 +6,8 @@ the slices share commits that they would have had one by one, and only the last 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,23 +16,24 @@ from jobs.control.events_needed import first_needed_ms, needed_from, say_needed
 from jobs.control.incidents import Incidents
 from jobs.finality.account_inputs import accounts_kept_from
 from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
-from jobs.lake.accounts import BALANCE_SCHEMA, drift_schema
+from jobs.lake.accounts import drift_schema
 from jobs.lake.columns import columns_of, live_schema, schema_of
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Manifest, TableWriter
 from jobs.pipelines import INGEST
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, over_at
+from jobs.pipelines.slices import Slice, over_at, slice_named, start_ms_of
 from jobs.pipelines.source import Source
 from jobs.settings import KeptDays, Settings
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import write
 from jobs.upkeep import old_files as upkeep
+from local.bench.lake import note_of, time_of
 from local.bench.year.clock import Clock
 
 ACCOUNT_EVERY_MS = 15 * 60_000
@@ -41,19 +42,6 @@ _STATES = (State.OPEN, State.CLOSED, State.RECOMPUTING, State.AUDITING)
 _LIVE_KEPT_MS = HOUR_MS
 _KEY = "series"
 _HOUR_FORMAT = "%Y-%m-%dT%H"
-
-
-class Writer(Protocol):
-    """Writes some tables of the year."""
-
-    def tables(self) -> list[str]:
-        """The tables that it writes, below the lake's root."""
-
-    def open(self) -> None:
-        """Open the tables in their current state."""
-
-    def step(self, slices: Sequence[Slice]) -> None:
-        """Make the commits of these slices."""
 
 
 @dataclass(kw_only=True)
@@ -143,7 +131,7 @@ class PipelineYear:
         shown, batch = slices[-1], _batch(self._stream)
         signed = {"epoch": 1, "batch": batch, "as_of": shown.end, "fingerprint": self.pipeline.fingerprint}
         stage, schema = self._stream.new_stage(), live_schema(self.pipeline)
-        _write([{**self._window(shown), **signed}], schema, stage / f"slice={shown.name}", drop="slice")
+        _write([{**self._window(shown.name), **signed}], schema, stage / f"slice={shown.name}", drop="slice")
         about = {**signed, "offsets": "{}", "watermark": shown.start}
         _write([about], schema, stage / f"slice={BATCHES_SLICE}", drop="slice")
         number = offset_at(self.begin_ms, slices[0])
@@ -179,8 +167,7 @@ class PipelineYear:
 
     def _entry(self, header: Header, state: State) -> LedgerLine:
         boundary = Boundary(topic_id=header.topic_id, ends=header.offsets)
-        told = LedgerLine(slice=header.slice, state=state, at_ms=header.as_of_ms, run=header.run, boundary=boundary)
-        return told
+        return LedgerLine(slice=header.slice, state=state, at_ms=header.as_of_ms, run=header.run, boundary=boundary)
 
     def _announce(self, headers: Sequence[Header]) -> None:
         """Write the lines of the ledger that a plan and an audit write before a publish."""
@@ -202,8 +189,8 @@ class PipelineYear:
             self._final.publish(publications)
 
     def _final_row(self, header: Header) -> dict[str, Any]:
-        signed = {"version": 1, "as_of": _time(header.as_of_ms), "run": header.run, "fingerprint": header.fingerprint}
-        return {**self._window_of(header.slice), **signed}
+        signed = {"version": 1, "as_of": time_of(header.as_of_ms), "run": header.run, "fingerprint": header.fingerprint}
+        return {**self._window(header.slice), **signed}
 
     def _run_folder(self, headers: Sequence[Header]) -> Callable[[], None]:
         """Make the folder of a slice's run. Return the function that ends the run."""
@@ -229,7 +216,7 @@ class PipelineYear:
         return folder.end
 
     def _account(self) -> None:
-        accounts, signed = self._accounts, {"run": "scheduled", "as_of": _time(round(self.clock.now * 1000))}
+        accounts, signed = self._accounts, {"run": "scheduled", "as_of": time_of(round(self.clock.now * 1000))}
         stage, totals, by_day = accounts.new_stage(), list[dict[str, Any]](), dict[str, list[dict[str, Any]]]()
         for header in self.unaccounted:
             at = {"slice": header.slice, "version": header.version, **signed}
@@ -237,11 +224,11 @@ class PipelineYear:
             totals += [{**at, "kind": kind, **counts} for kind in ("slice", "age")]
             totals.append({**at, "kind": "cause", "cause": "late", "events": 1, "window_events": 1})
             by_day.setdefault(header.slice[:8], []).append(
-                {**self._window_of(header.slice), "slice": header.slice, "version": header.version, "run": "scheduled"}
+                {**self._window(header.slice), "slice": header.slice, "version": header.version, "run": "scheduled"}
             )
         for day, rows in by_day.items():
             _write(rows, drift_schema(self.pipeline), stage / f"day={day}", drop="day")
-        accounts.add(stage, [row for row in totals if set(row) <= set(BALANCE_SCHEMA.names)])
+        accounts.add(stage, totals)
         accounts.maintain(accounts_kept_from(self._final))
         self._say_needed(self.unaccounted[-1])
         self.unaccounted = []
@@ -251,21 +238,15 @@ class PipelineYear:
 
         These are events that may still reopen a slice, and the events of slices without an account.
         """
-        end_ms = round(datetime.strptime(done.slice, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp() * 1000)
-        say_needed(self.settings.lake_root, self.pipeline.account_job, end_ms)
-        say_needed(
-            self.settings.lake_root, self.pipeline.recompute_job, end_ms - self.pipeline.source.horizon_hours * HOUR_MS
-        )
+        root, from_ms = self.settings.lake_root, start_ms_of(done.slice)
+        say_needed(root, self.pipeline.account_job, from_ms)
+        say_needed(root, self.pipeline.recompute_job, from_ms - self.pipeline.source.horizon_hours * HOUR_MS)
 
-    def _window_of(self, name: str) -> dict[str, Any]:
-        at = datetime.strptime(name, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        start_ms = round(at.timestamp() * 1000)
-        return self._window(Slice(start_ms, start_ms + self.pipeline.slice_seconds * 1000))
-
-    def _window(self, slice_: Slice) -> dict[str, Any]:
+    def _window(self, slice_name: str) -> dict[str, Any]:
+        slice_ = slice_named(self.pipeline, slice_name)
         keys = dict.fromkeys(self.pipeline.keys, _KEY)
         numbers = {each.name: EVENTS_OF_A_SLICE for each in self.pipeline.measures}
-        end = _time(slice_.start_ms + self.pipeline.window.size_ms)
+        end = time_of(slice_.start_ms + self.pipeline.window.size_ms)
         return {"window_start": slice_.start, "window_end": end, **keys, **numbers}
 
 
@@ -292,6 +273,10 @@ class UpkeepYear:
             upkeep.look_after(self.settings.lake_root, KeptDays())
 
 
+# Each names its tables in `tables`, opens them in `open`, and makes the commits of some slices in `step`.
+Writer = EventsYear | PipelineYear | UpkeepYear
+
+
 def offset_at(begin_ms: int, slice_: Slice) -> int:
     """The number of records that each partition has before a slice: one for each earlier slice."""
     return (slice_.start_ms - begin_ms) // (slice_.end_ms - slice_.start_ms)
@@ -302,29 +287,14 @@ def over_seconds(pipeline: Pipeline, slice_: Slice) -> float:
     return over_at(pipeline, slice_) / 1000 + 1
 
 
-def note_of(job: str, source: Source, topic: TopicState, start: int, end: int, *, batch: int) -> Note:
-    """The note of a commit about invented offsets."""
-    offsets = {partition: (start, end) for partition in range(topic.partitions)}
-    ranges = Ranges(topic_id=topic.topic_id, offsets=offsets)
-    return Note(
-        job=job, write_id="made-up", batch=batch, epoch=1, cluster_id=topic.cluster_id, topics={source.name: ranges}
-    )
-
-
 def _batch(writer: TableWriter) -> int:
     return 0 if writer.note is None or writer.note.batch is None else writer.note.batch + 1
 
 
-def _write(rows: Iterable[Mapping[str, Any]], schema: pa.Schema, folder: Folder, drop: str | None = None) -> Folder:
+def _write(rows: Iterable[Mapping[str, Any]], schema: pa.Schema, folder: Folder, drop: str) -> None:
     """Write one file into the folder of a partition, without the column ``drop`` of the partition."""
     columns = pa.schema([each.with_nullable(True) for each in schema if each.name != drop])
-    file = folder / "part-0.parquet"
-    write(pa.Table.from_pylist(list(rows), columns), file)
-    return file
-
-
-def _time(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    write(pa.Table.from_pylist(list(rows), columns), folder / "part-0.parquet")
 
 
 def _nothing() -> None:

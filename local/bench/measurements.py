@@ -1,15 +1,9 @@
-"""What the batch half of the benchmark measures, and the made-up lakes that it needs."""
+"""The measurements of the batch half of the benchmark: their names, goals, sizes and results."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-
-from jobs.pipelines.layout import HOUR_MS
-from jobs.settings import Settings
-from jobs.storage.folders import remove
-from local.bench.lake import MadeLake
 
 RECOMPUTE, HISTORY, PUBLISH, READING = BATCH = ("recompute", "history", "publish", "reading")
 RIVALS = ("ours", "DuckDB")
@@ -17,31 +11,14 @@ PARTS = ("plan", "recompute", "audit", "publish")
 OTHER_HOURS, SAME_HOUR = "other hours", "the same hour"
 GOAL_GROWTH = 1.2
 GOAL_PUBLISH_SECONDS = 1.0
-Report = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes of the measurements."""
+class Rounds:
+    """How often a measurement is repeated."""
 
-    rival_events: tuple[int, ...] = (1_000_000, 10_000_000)
-    slice_events: int = 100_000
-    hour_events: int = 1_000_000
-    multiples: tuple[int, ...] = (1, 10, 100)
-    # With a commit every two seconds, as a real stream has, a hundred hours would take too long to make up. In the hour
-    # of the measured slice there is a commit every ten seconds.
-    hour_batches: int = 30
-    own_hour_batches: int = 360
-    publish_rows: tuple[int, ...] = (1_000, 100_000, 1_000_000)
-    final_slices: int = 1_440
-    read_slices: tuple[int, ...] = (1, 100, 1_000)
     warm_ups: int = 2
     rounds: int = 3
-
-    @classmethod
-    def of(cls, records: int, rounds: int) -> "Sizes":
-        """Sizes that fit the number of records that each drain reads."""
-        return cls(rival_events=(records, 10 * records), slice_events=records // 10, hour_events=records, rounds=rounds)
 
     @property
     def runs(self) -> int:
@@ -55,6 +32,28 @@ class Sizes:
     def progress(self, number: int) -> str:
         """The progress in words, for people who wait."""
         return f"round {number - self.warm_ups + 1} of {self.rounds}" if self.counts(number) else "warming up"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Rounds):
+    """The sizes of the measurements."""
+
+    rival_events: tuple[int, ...] = (1_000_000, 10_000_000)
+    slice_events: int = 100_000
+    hour_events: int = 1_000_000
+    multiples: tuple[int, ...] = (1, 10, 100)
+    # With a commit every two seconds, as a real stream has, a hundred hours would take too long to make up. In the hour
+    # of the measured slice there is a commit every ten seconds.
+    hour_batches: int = 30
+    own_hour_batches: int = 360
+    publish_rows: tuple[int, ...] = (1_000, 100_000, 1_000_000)
+    final_slices: int = 1_440
+    read_slices: tuple[int, ...] = (1, 100, 1_000)
+
+    @classmethod
+    def of(cls, records: int, rounds: int) -> "Sizes":
+        """Sizes that fit the number of records that each drain reads."""
+        return cls(rival_events=(records, 10 * records), slice_events=records // 10, hour_events=records, rounds=rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ class Restated:
     multiple: int
     events: int
     files: int
-    parts: Mapping[str, Sequence[float]]
+    parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
 
     @property
     def seconds(self) -> float:
@@ -120,21 +119,6 @@ class Batch:
     restated: tuple[Restated, ...] = ()
     publishes: tuple[Publish, ...] = ()
     readings: tuple[Reading, ...] = ()
-
-
-@contextmanager
-def lake_beside(settings: Settings, name: str) -> Iterator[MadeLake]:
-    """Make an empty lake beside the others, and remove it afterwards."""
-    root = settings.lake_root / name
-    try:
-        yield MadeLake.of(replace(settings, lake_root=root))
-    finally:
-        remove(root)
-
-
-def newest_hour() -> int:
-    """The begin of the newest hour of made-up events. The slices of this hour are over."""
-    return int(time.time() * 1000) // HOUR_MS * HOUR_MS - 2 * HOUR_MS
 
 
 def seconds_of(do: Callable[[], object]) -> float:
