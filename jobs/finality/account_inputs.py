@@ -31,8 +31,9 @@ MAX_SLICES = 1000
 class AccountProgress:
     """How far the accounts of a pipeline are.
 
-    ``to_ms``: an event time. Every slice before it is final and has its account. ``seen_ms``: a time of publishing.
-    Every slice that was published before it has its account.
+    ``to_ms``: an event time. Every slice before it is final and has its account. It gets no account if it has lost
+    events, or if it is older than accounts are kept. ``seen_ms``: a time of publishing. The same is true of every slice
+    that was published before it.
     """
 
     to_ms: int

@@ -145,7 +145,7 @@ def needed_from_ms(pipeline: Pipeline, inputs: PlanInputs, surveyed: SliceSurvey
     >>> from jobs.pipelines import PIPELINES
     >>> pipeline, topic = PIPELINES["rolling_sum"], TopicEnds(topic_id="t1", earliest={}, ends={})
     >>> empty = {"topic": topic, "landed": {}, "headers": {}, "entries": {}}
-    >>> inputs = PlanInputs(now_ms=30 * DAY_MS, first_ms=0, line_ms=30 * DAY_MS, days=(), **empty)
+    >>> inputs = PlanInputs(now_ms=30 * DAY_MS, first_ms=0, tide_line_ms=30 * DAY_MS, days=(), **empty)
     >>> iso(needed_from_ms(pipeline, inputs, survey(pipeline, inputs), open_=()))
     '1970-01-23T23:59:00.000Z'
     >>> iso(needed_from_ms(pipeline, inputs, survey(pipeline, inputs), open_={"19700102T000000Z"}))

@@ -30,8 +30,9 @@ class KeptEvents:
 def old_hours(table: DeltaTable, kept: timedelta, needed_from_ms: int, now_ms: int) -> tuple[dict[str, int], int]:
     """Find the hours that are older than ``kept`` and that no pipeline needs.
 
-    Return their files, with their sizes, and the time when the newest of these hours ends. All events from then on
-    remain. If an hour has more files than one commit should remove, the next turn removes its other files.
+    Return their files, with their sizes, and the time when the newest of these hours ends: 0 if there is none. All
+    events from then on remain. If an hour has more files than one commit should remove, the next turn removes its other
+    files.
 
     An hour's age is measured from the arrival of the newest record, which the broker stamps, or from ``now_ms`` if that
     is earlier. So one wrong clock alone removes nothing.

@@ -92,7 +92,7 @@ def test_an_account_that_died_before_it_told_is_told_by_the_next_run(
     scene.planted[FIRST.end_ms - 1000, "a"] = 3
     made.build(scene)
     with monkeypatch.context() as patched:
-        patched.setattr(account, "_keep_incident", never)
+        patched.setattr(account, "_update_incident", never)
         with pytest.raises(AssertionError):
             made.account("died")
     assert [row[4] for row in made.slices()] == [1, 0]

@@ -215,9 +215,9 @@ def test_a_blocked_slice_is_tried_again_when_its_definition_changes(changed: Pip
 
 def test_nothing_is_restated_before_anything_was_landed() -> None:
     """Otherwise every slice from there on would be due."""
-    why_early = slice_at(SUM, START - 365 * 24 * 60 * MINUTE)
-    found = survey(SUM, inputs_with(), Request(slices=(why_early, FIRST), reason="a typing error"))
-    assert found.refused == {why_early: "no event of it or of an earlier slice was ever landed"}
+    early = slice_at(SUM, START - 365 * 24 * 60 * MINUTE)
+    found = survey(SUM, inputs_with(), Request(slices=(early, FIRST), reason="a typing error"))
+    assert found.refused == {early: "no event of it or of an earlier slice was ever landed"}
     assert [item.slice for item in found.due] == [FIRST]
 
 

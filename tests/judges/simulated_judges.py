@@ -109,8 +109,8 @@ def judge_late(world: World, header: Header, line: LedgerLine) -> list[str]:
 
 def judge_too_early(world: World) -> list[str]:
     """Without a plan by a wrong clock, no slice becomes final before all its events that come in time have come."""
-    why_early = [] if world.plans_ahead else [line for line in world.lines if line.in_time]
-    return [f"slice {line.slice} was computed without {line.in_time} events that came in time" for line in why_early]
+    early = [] if world.plans_ahead else [line for line in world.lines if line.in_time]
+    return [f"slice {line.slice} was computed without {line.in_time} events that came in time" for line in early]
 
 
 def judge_begun(world: World, newest: Mapping[str, LedgerLine]) -> list[str]:

@@ -40,7 +40,7 @@ Commit = Callable[[int, datetime], Live]
 
 @pytest.fixture
 def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commit:
-    """Commit a batch at a moment and tend the table; return the table as a reader then sees it."""
+    """Commit a batch at a moment and maintain the table; return the table as a reader then sees it."""
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 5)
     path = tmp_path / "live" / "rolling_sum"
     writer = TableWriter.open(path, SCHEMA, "slice", epoch=1)

@@ -223,9 +223,9 @@ def test_payments_pay_orders_of_the_same_seed_later_and_leave_some_unpaid():
     assert len({payment["order_id"] for payment in payments}) == len(payments)
     assert all(payment["amount"] == orders[payment["order_id"]]["amount"] for payment in payments)
     assert all(payment["ts"] > orders[payment["order_id"]]["ts"] - 200 for payment in payments)
-    why_early = list(orders)[:4_000]
-    unpaid = set(why_early) - {payment["order_id"] for payment in payments}
-    assert 0.12 < len(unpaid) / len(why_early) < 0.18
+    early = list(orders)[:4_000]
+    unpaid = set(early) - {payment["order_id"] for payment in payments}
+    assert 0.12 < len(unpaid) / len(early) < 0.18
     assert not set(orders) & {json.loads(record.value)["order_id"] for record in drawn("orders", 100, seed=8)}
 
 

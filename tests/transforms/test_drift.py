@@ -61,8 +61,8 @@ def test_each_cause(spark: SparkSession) -> None:
     )
     counted_later = Event(1, 50, T0, "after")
     batches = [Batch({0: (10, 12), 1: (0, 40)}, 0), Batch({0: (12, 14), 1: (40, 60)}, T0 + 1000)]
-    why_early = replace(counted_later, offset=30)
-    made = scene([late, ahead, old, far, new, counted_later, why_early], *batches, ends={0: 99, 1: 30, 2: 99})
+    early = replace(counted_later, offset=30)
+    made = scene([late, ahead, old, far, new, counted_later, early], *batches, ends={0: 99, 1: 30, 2: 99})
     assert causes_of(spark, made) == {
         (T0, "late"): {"late": 1},
         (T0 + 6000, "ahead"): {"ahead": 1},

@@ -31,9 +31,9 @@ def isolate(slices: Sequence[str], compute: Callable[[Sequence[str]], _Result]) 
 
     Raises:
         ComputeError: no slice can be computed now, as in an outage, so no slice is blamed. Two tests find this out. If
-            two slices fail and there is no result yet, the last slice is computed. If the last group fails, a slice
-            that was computed before is computed again. The error is raised if a test fails, or if no slice was ever
-            computed.
+            two slices fail and there is no result yet, the last slice is computed. If nothing was computed after the
+            last slice that failed alone, a slice that was computed before is computed again. The error is raised if a
+            test fails, or if no slice was ever computed.
 
     >>> def compute(group):
     ...     if "c" in group:
