@@ -34,7 +34,7 @@ with DAG(
     show = ShowBlockedOperator(task_id="show", retries=0, **values_of(dag))
     approve = ApprovalOperator(
         task_id="approve",
-        subject="Publish slice {{ params.slice }} of {{ params.pipeline }} although its checks failed?",
+        subject="{{ ti.xcom_pull('show')['subject'] }}",
         body="{{ ti.xcom_pull('show')['body'] }}",
         params={
             "reason": Param(

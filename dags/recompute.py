@@ -1,8 +1,8 @@
 """Makes slices final, one DAG for each pipeline: it recomputes, audits and publishes them.
 
 A slice is an interval of event time. It is over when no event for it can come in time any more, and due when `ingest`
-has also landed all records before that. The run computes its windows from all landed events, while the stream may have
-missed late ones.
+has also landed all records that arrived until then. The run computes its windows from all landed events, while the
+stream may have missed late ones.
 
 - `plan` takes all slices that are due, also those that earlier runs missed or did not make final. So a run after a
   weekend without Airflow fills the whole gap.

@@ -45,14 +45,14 @@ def freshness_of(settings: Settings, report: Tell, seconds: int = 60) -> Freshne
         kafka, lake = placed.kafka, Lake(placed.lake_root)
         command = (sys.executable, "-m", "jobs", "live", "rolling_sum")
         driver = Service(name="live", home=home, command=command, env=env)
-        driver.start()
         stop = threading.Event()
         stream = traffic.records("numbers", seed=1, count=None, start_ms=None)
         load = threading.Thread(
             target=traffic.send, args=(kafka, "numbers", stream), kwargs={"rate": _FRESH_RATE, "stop": stop}
         )
-        load.start()
         try:
+            driver.start()
+            load.start()
             report("freshness: waiting for the first windows")
             driver.wait_ready(lambda: _shows_windows(lake), _PATIENCE_SECONDS)
             report(f"freshness: warming up for {_FRESH_WARM_UP_SECONDS} s")
@@ -61,7 +61,8 @@ def freshness_of(settings: Settings, report: Tell, seconds: int = 60) -> Freshne
             return _probe(kafka, lake, driver, seconds)
         finally:
             stop.set()
-            load.join()
+            if load.ident:
+                load.join()
             if process := driver.process():
                 end_driver(process)
 

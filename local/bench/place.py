@@ -1,6 +1,7 @@
 """A place for one workload: a broker of its own, empty topics and a folder."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from jobs import pipelines
 from jobs.broker import topics
 from jobs.broker.kafka import admin
 from jobs.pipelines import PIPELINES
+from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings, Settings
 from local.platform.broker import Broker
 from local.platform.process import kill, terminate, wait_gone
@@ -29,8 +31,8 @@ def place_of(
     Yield the settings of this process for them, the environment of other processes that use them, and their folder.
     """
     asked = partitions or {}
-    with tempfile.TemporaryDirectory(prefix=f"tideline-bench-{name}-") as folder:
-        home = Path(folder)
+    home, is_kept = Path(tempfile.mkdtemp(prefix=f"tideline-bench-{name}-")), False
+    try:
         with Broker(home=home, jars=settings.jars / "broker") as broker:
             kafka = KafkaSettings(bootstrap=broker.bootstrap)
             # The user's settings of Kafka are left out, so that both sides of a race have the same.
@@ -42,6 +44,13 @@ def place_of(
             with admin(kafka) as client:
                 topics.apply(client, topics.survey(client, sized))
             yield replace(settings, kafka=kafka, lake_root=home / "lake"), env, home
+    except Refusal:
+        # The refusal may name a log in this folder.
+        is_kept = True
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(home, ignore_errors=True)
 
 
 def end_driver(driver: psutil.Process) -> None:

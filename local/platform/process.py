@@ -19,6 +19,8 @@ from jobs.refusal import Refusal
 
 MARKER = "TIDELINE_STACK"
 _LOG_LIMIT_BYTES = 20_000_000
+# A trace of Java is about this long.
+_LOG_LINES = 30
 # If the clock is corrected, two readings of the start of one process differ a little.
 _SAME_START_SECONDS = 2.0
 
@@ -106,7 +108,7 @@ class Service:
 
     def _refusal(self, what: str) -> Refusal:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        tail = "".join(f"\n    {line}" for line in lines[-10:])
+        tail = "".join(f"\n    {line}" for line in lines[-_LOG_LINES:])
         return Refusal(f"{self.name} {what}: its log ({self.log}) gives the cause: correct that and start again{tail}")
 
 

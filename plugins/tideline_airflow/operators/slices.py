@@ -65,7 +65,8 @@ class ShowBlockedOperator(PipelineOperator):
         ]
         body = "\n\n".join([*heads, "\n".join(failures)])
         self.log.info("%s", body)
-        return {"run": entry.run, "shown": shown, "body": body}
+        subject = f"Publish slice {self.slice} of {self.pipeline} although its checks failed?"
+        return {"run": entry.run, "shown": shown, "subject": subject, "body": body}
 
 
 class PublishBlockedOperator(PublishOperator):
