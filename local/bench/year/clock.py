@@ -19,6 +19,7 @@ from unittest.mock import patch
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from jobs.lake.delta.fenced import set_properties
 from jobs.settings import KeptDays
 
 KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
@@ -50,9 +51,7 @@ class Clock:
         properties = opened.metadata().configuration
         kept = self.kept.setdefault(str(table), {name: seconds_of(properties[name]) for name in KEPT})
         behind = round(_real_time() - self.now)
-        opened.alter.set_table_properties(
-            {name: f"interval {seconds + behind} seconds" for name, seconds in kept.items()}
-        )
+        set_properties(opened, table, {name: f"interval {seconds + behind} seconds" for name, seconds in kept.items()})
         _real_utime(table / "_delta_log" / f"{opened.version():020}.json", (self.now, self.now))
 
     def _keep_by_setting(self, final: Path) -> None:
