@@ -182,11 +182,10 @@ def is_whole(year: Year) -> bool:
 _TEXT = """\
 {days} days of 1-minute slices of {names} are simulated. The product's own writers make the commits: `final`,
 `ledger`, `drift` and `balance`, the live tables, `events`, run folders, incidents. The product's own upkeep merges,
-folds and deletes, and the work of the DAG `upkeep` is done each day. A slice has {events} events and one window. No
-process writes during a measurement. Each measurement is made in a new process, and does not count the time to load
-code. A value is the median of {rounds}, for the slowest pipeline. *Plan* is the plan of a run when one slice is due.
-*Slices page* is the page of the console. *Newest slice* is a query for the windows of the newest final slice. Memory
-is the highest memory that the process has had.
+folds and deletes. A slice has {events} events and one window. No process writes during a measurement. Each measurement
+is made in a new process, and does not count the time to load code. A value is the median of {rounds}, for the slowest
+pipeline. *Plan* is the plan of a run when one slice is due. *Slices page* is the page of the console. *Newest slice* is
+a query for the windows of the newest final slice. Memory is the highest memory that the process has had.
 
 **What is scaled.** In the last {one} before each point, the commits are those of the platform: a run and its folder for
 each slice, with a commit of the final table and five of the ledger, and an account every 15 minutes. In the {hourly}
@@ -195,7 +194,8 @@ for 30 days, has fewer and longer entries than a real one. With a commit a minut
 checkpoints on any day after the 30th. A reader takes some 50 ms more to list them, at day 30 as at day 365. Streams
 commit once for each slice or such a step, and not every second or two. That is 30 to 60 times less often, and even less
 often far from a point. Only the newest slice of a step gets live rows. A stream merges and removes at every 60th
-commit, so this happens later than on a real platform.
+commit, so this happens later than on a real platform. The work of the DAG `upkeep` is done each day in the {hourly}
+before a point, and every 30th day at other times.
 
 **What is replaced.** `time.time`, `datetime.now` and the change times of files show the simulated time to the product.
 Nothing is fsynced. The Delta library reads the machine's clock. So the two retentions of each table are set longer, by

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from typing import Any, Self
 from jobs import session
 from jobs.broker.kafka import admin, require
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, slices_between
@@ -41,8 +42,8 @@ from local.steps import Tell
 YEAR = "year"
 DAYS = 365
 POINTS = (1, 30, 365)
-DAY_MS = 24 * 3600 * 1000
 MINUTE_MS = 60_000
+_TELL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,21 +128,39 @@ def run(
             began = time.monotonic()
             report(f"year: writing the days {last + 1} to {day}")
             span = begin_ms + last * DAY_MS, begin_ms + day * DAY_MS
-            files = _live_until(first, others, *span, cadence)
+            files = _live_until(first, others, *span, cadence, _each_minute(report, begin_ms, days))
             seconds = time.monotonic() - began
             report(f"year: measuring at day {day}")
             points.append(_look(settings, chosen, day, span[1], files, rounds, seconds))
     return Year(points=tuple(points), cadence=cadence, pipelines=tuple(pipelines), rounds=rounds)
 
 
+def _each_minute(report: Tell, begin_ms: int, days: int) -> Callable[[int], None]:
+    """A function that reports the simulated day to which a time belongs, once a minute at most."""
+    told = time.monotonic()
+
+    def tell(now_ms: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            report(f"year: day {(now_ms - begin_ms) // DAY_MS + 1} of {days}")
+
+    return tell
+
+
 def _live_until(
-    pipelines: Sequence["_Process"], others: Sequence["_Process"], from_ms: int, to_ms: int, cadence: Cadence
+    pipelines: Sequence["_Process"],
+    others: Sequence["_Process"],
+    from_ms: int,
+    to_ms: int,
+    cadence: Cadence,
+    progress: Callable[[int], None],
 ) -> Files:
     """Run all pipelines at the same time, and then the others: `ingest` removes only events that no pipeline needs."""
     found = list[Files]()
     for writers in (pipelines, others):
         with ThreadPoolExecutor(len(writers)) as pool:
-            asked = [pool.submit(writer.live_through, from_ms, to_ms, cadence) for writer in writers]
+            asked = [pool.submit(writer.live_through, from_ms, to_ms, cadence, progress) for writer in writers]
             try:
                 wait(asked, return_when=FIRST_EXCEPTION)
                 found += [each.result() for each in asked if each.done()]
@@ -229,11 +248,12 @@ class _Process:
         self._other.close()
         return self
 
-    def live_through(self, from_ms: int, to_ms: int, cadence: Cadence) -> Files:
+    def live_through(self, from_ms: int, to_ms: int, cadence: Cadence, progress: Callable[[int], None]) -> Files:
         """Make the commits of some days. Return the numbers of its tables' files afterwards."""
         self._pipe.send((from_ms, to_ms, cadence))
         try:
-            answer = self._pipe.recv()
+            while isinstance(answer := self._pipe.recv(), int):
+                progress(answer)
         except EOFError:
             answer = "a process that writes the simulated year has ended"
         if not isinstance(answer, Files):
@@ -266,14 +286,17 @@ def _write_a_year(pipe: Connection, writer: Writer) -> None:
                 return
             try:
                 steps = cadence.steps(max(begin_ms, from_ms - lag_ms), to_ms - lag_ms)
-                pipe.send(_live_through(writer, followers, steps))
+                pipe.send(_live_through(writer, followers, steps, pipe.send))
             except Exception:
                 pipe.send(traceback.format_exc())
 
 
-def _live_through(writer: Writer, followers: Sequence[Follower], steps: Iterable[Sequence[Slice]]) -> Files:
+def _live_through(
+    writer: Writer, followers: Sequence[Follower], steps: Iterable[Sequence[Slice]], progress: Callable[[int], None]
+) -> Files:
     clock = writer.clock
     for slices in steps:
+        progress(slices[0].start_ms)
         clock.now = _now_ms(slices[-1].end_ms) / 1000
         # Once in an hour, or once in a longer step.
         if len(slices) > 1 or slices[0].start_ms % HOUR_MS == 0:

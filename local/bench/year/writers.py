@@ -25,6 +25,7 @@ from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
 from jobs.lake.stream_tables import Manifest, TableWriter
 from jobs.pipelines import INGEST
+from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, over_at, slice_named, start_ms_of
@@ -40,6 +41,7 @@ ACCOUNT_EVERY_MS = 15 * 60_000
 EVENTS_OF_A_SLICE = 3
 _STATES = (State.OPEN, State.CLOSED, State.RECOMPUTING, State.AUDITING)
 _LIVE_KEPT_MS = HOUR_MS
+_FAR_UPKEEP_DAYS = 30
 _KEY = "series"
 _HOUR_FORMAT = "%Y-%m-%dT%H"
 
@@ -252,7 +254,11 @@ class PipelineYear:
 
 @dataclass(kw_only=True)
 class UpkeepYear:
-    """Does the work of the DAG `upkeep`, and opens and closes one incident a day."""
+    """Opens and closes one incident a day, and does the work of the DAG `upkeep`.
+
+    It does the work every 30th day, and each day where hours are written one by one. It runs after the pipelines. So
+    their last deletions lie in the future of its clock, and it looks through all tables each time.
+    """
 
     settings: Settings
     clock: Clock
@@ -265,11 +271,14 @@ class UpkeepYear:
         """Do nothing, since there are no tables."""
 
     def step(self, slices: Sequence[Slice]) -> None:
-        """Do the upkeep at the begin of each day."""
-        if slices[0].start_ms % (24 * HOUR_MS) == 0:
-            incidents, key = Incidents.of(self.settings.lake_root), f"measured.{slices[0].name}"
-            incidents.open(key, "it happened")
-            incidents.close(key, "it is over")
+        """Do the upkeep at the begin of a day."""
+        day, later_ms = divmod(slices[0].start_ms, DAY_MS)
+        if later_ms:
+            return
+        incidents, key = Incidents.of(self.settings.lake_root), f"measured.{slices[0].name}"
+        incidents.open(key, "it happened")
+        incidents.close(key, "it is over")
+        if slices[-1].end_ms - slices[0].start_ms < DAY_MS or day % _FAR_UPKEEP_DAYS == 0:
             upkeep.look_after(self.settings.lake_root, KeptDays())
 
 
