@@ -3,9 +3,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # More words for the command, e.g. make test ARGS="-k topics"
 ARGS ?=
-# Three files of tests at a time, since many tests wait for a broker, a driver or Airflow. Tests of faults run one at a
+# Two files of tests at a time, since many tests wait for a broker, a driver or Airflow. Tests of faults run one at a
 # time: the platform must notice a fault within seconds, and two drivers on one machine are too slow for that.
-SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 SLOWEST := --durations 20 --durations-min 5
 
 .DEFAULT_GOAL := help

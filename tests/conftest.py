@@ -17,19 +17,14 @@ from tests import processes
 from tests.judges.oracle import Record
 
 os.environ["SPARK_DRIVER_MEMORY"] = "1g"
-# The tests start some two hundred short-lived JVMs. Code that is compiled once, and not optimized, costs them less.
-os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1"
 # It logs each connection that is closed, even after the run has ended and its log is closed.
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that need the one Spark session together, and the longest files first.
-
-    Several files run side by side. If the longest came last, one process would run it alone.
-    """
-    first = ("compose", "faults", "integration", "spark")
-    items.sort(key=lambda item: [name not in item.keywords for name in first])
+    """Run the tests that need the one Spark session together, and the quick tests first."""
+    last = ("compose", "faults", "integration", "spark")
+    items.sort(key=lambda item: [name in item.keywords for name in last])
 
 
 @pytest.fixture(scope="session")
