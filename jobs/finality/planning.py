@@ -136,7 +136,7 @@ class Planner:
             fingerprint=pipeline.fingerprint,
             checks=pipeline.checks_fingerprint,
             topic_id=snapshot.inputs.topic.topic_id,
-            offsets=landed_ends(landed, self.lake.pipeline.source, snapshot.inputs.topic),
+            offsets=landed_ends(landed, pipeline.source, snapshot.inputs.topic),
             events_version=landed.version if landed else 0,
             work=tuple(_work(item, counts.get(item.slice.name, Count())) for item in due),
             unannounced=found.survey.unannounced,
@@ -199,7 +199,15 @@ def write_states(lake: PipelineLake, lines: Iterable[LedgerLine]) -> None:
 
 def _work(due: Due, count: Count) -> Work:
     """The work on a slice: what is due of it, and what it must count."""
-    return Work(**{**vars(due), **vars(count), "slice": due.slice.name})
+    return Work(
+        slice=due.slice.name,
+        version=due.version,
+        reason=due.reason,
+        boundary=due.boundary,
+        events=count.events,
+        window_events=count.window_events,
+        late=due.late,
+    )
 
 
 def _bounded(slice_: Slice, boundary: Boundary, entry: LedgerLine | None, run: str, now_ms: int) -> LedgerLine:

@@ -29,6 +29,7 @@ def place_of(
     """A new broker with all topics and a new lake, for one measurement.
 
     Yield the settings of this process for them, the environment of other processes that use them, and their folder.
+    The folder is removed afterwards, unless the measurement is refused.
     """
     asked = partitions or {}
     home, is_kept = Path(tempfile.mkdtemp(prefix=f"tideline-bench-{name}-")), False
@@ -44,10 +45,10 @@ def place_of(
             with admin(kafka) as client:
                 topics.apply(client, topics.survey(client, sized))
             yield replace(settings, kafka=kafka, lake_root=home / "lake"), env, home
-    except Refusal:
+    except Refusal as refusal:
         # The refusal may name a log in this folder.
         is_kept = True
-        raise
+        raise Refusal(f"{refusal}\nThe files are kept in {home}: delete them when you have read them.") from refusal
     finally:
         if not is_kept:
             shutil.rmtree(home, ignore_errors=True)
