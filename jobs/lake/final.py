@@ -234,13 +234,14 @@ class FinalTable(FencedTable):
     def _place_whole(self, publication: Publication) -> list[Action]:
         """Place the staged files. Refuse them if they have more or fewer rows than the audit saw."""
         header = publication.header
-        rows = sum(footer(file).num_rows for file in publication.files)
+        footers = {file: footer(file) for file in publication.files}
+        rows = sum(each.num_rows for each in footers.values())
         if rows != header.rows:
             raise Refusal(
                 f"{rows:,} rows of slice {header.slice} are staged, but its audit judged {header.rows:,}: clear the "
                 f"task recompute of run {header.run}, or leave the slice to the next run"
             )
-        return [self.place(file, keep=True) for file in publication.files]
+        return [self.place(file, keep=True, known=known) for file, known in footers.items()]
 
     def require_version(self, now: Header | None, planned: Header) -> None:
         """Refuse a slice that is not at the version that the run planned to replace."""

@@ -8,8 +8,8 @@ their commit.
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -54,14 +54,11 @@ def unneeded(table: DeltaTable, path: Folder, partition: str) -> tuple[dict[Fold
     """
     unnamed = set(table.vacuum(dry_run=True, full=True))
     newest_commit = entry_of(path, table.version()).stat().st_mtime
-    found, kept = dict[Folder, int](), Counter[str]()
-    for folder, files in _partitions(path, partition):
-        kept[folder] += 0
-        for file in files:
-            if f"{folder}/{file.name}" in unnamed and file.modified < newest_commit:
-                found[path / folder / file.name] = file.size
-            else:
-                kept[folder] += 1
+    found, kept = dict[Folder, int](), dict[str, int]()
+    for folder, count, files in _partitions(path, partition, unnamed):
+        old = {path / folder / file.name: file.size for file in files if file.modified < newest_commit}
+        found |= old
+        kept[folder] = count - len(old)
     empty = [path / folder for folder, count in kept.items() if not count]
     return found, [folder for folder in empty if isinstance(folder, Path)]
 
@@ -97,22 +94,30 @@ def took_turn(path: Folder, freed: Freed) -> None:
         write_whole(path / _LAST, json.dumps(done).encode())
 
 
-def _partitions(path: Folder, partition: str) -> Iterator[tuple[str, list[_File]]]:
-    """Yield each partition's folder with the files in it."""
+def _partitions(path: Folder, partition: str, unnamed: Collection[str]) -> Iterator[tuple[str, int, list[_File]]]:
+    """Yield each partition's folder with the number of its files, and those of them that no version names."""
     if isinstance(path, Path):
         for folder in os.scandir(path):
             if folder.name.startswith(f"{partition}=") and folder.is_dir():
-                yield folder.name, list(_files(folder.path))
+                yield folder.name, *_files(folder, unnamed)
         return
+    files = defaultdict[str, list[_File]](list)
     for file, seen in path.written().items():
         if file.parent.name.startswith(f"{partition}=") and file.parent.parent == path:
-            yield file.parent.name, [_File(file.name, seen.st_size, seen.st_mtime)]
+            files[file.parent.name].append(_File(file.name, seen.st_size, seen.st_mtime))
+    for name, all_files in files.items():
+        yield name, len(all_files), [file for file in all_files if f"{name}/{file.name}" in unnamed]
 
 
-def _files(folder: str) -> Iterator[_File]:
+def _files(folder: os.DirEntry[str], unnamed: Collection[str]) -> tuple[int, list[_File]]:
+    """Count the files of a folder, and look at those that no version names; most are named, and cost less this way."""
+    count, found = 0, list[_File]()
     # The writer before this one may still delete here.
     with suppress(FileNotFoundError):
         for file in os.scandir(folder):
             with suppress(FileNotFoundError):
-                seen = file.stat()
-                yield _File(file.name, seen.st_size, seen.st_mtime)
+                if f"{folder.name}/{file.name}" in unnamed:
+                    seen = file.stat()
+                    found.append(_File(file.name, seen.st_size, seen.st_mtime))
+                count += 1
+    return count, found
