@@ -48,7 +48,10 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Param
 
 from jobs.pipelines import PIPELINES
-from tideline_airflow.operators.recompute import AuditOperator, PlanOperator, PublishOperator, RecomputeOperator
+from tideline_airflow.operators.audit import AuditOperator
+from tideline_airflow.operators.plan import PlanOperator
+from tideline_airflow.operators.publish import PublishOperator
+from tideline_airflow.operators.recompute import RecomputeOperator
 from tideline_airflow.scheduling.defaults import IN_RECOMPUTE_POOL, TAG, scheduled
 from tideline_airflow.scheduling.params import reason
 from tideline_airflow.scheduling.partitions import asset_of, timetable_of

@@ -7,8 +7,8 @@ _TEXT = {"type": ["string", "null"]}
 
 def get_provider_info() -> dict[str, Any]:
     """Tideline as a provider of Airflow: connection types `tideline_kafka` and `tideline_airflow` with their forms."""
-    operators = ["account", "batch", "check", "control", "recompute"]
-    operators += ["slices", "streaming", "topics", "traffic", "upkeep"]
+    operators = ["account", "audit", "batch", "check", "control", "plan", "publish"]
+    operators += ["recompute", "slices", "streaming", "topics", "traffic", "upkeep"]
     return {
         "package-name": "tideline",
         "name": "Tideline",

@@ -71,7 +71,7 @@ _PROBE_DAG = """
 import os
 from unittest.mock import patch
 from airflow.sdk import DAG
-from tideline_airflow.operators import submission
+from tideline_airflow import submission
 from tideline_airflow.operators.streaming import StreamingJobOperator
 
 class ProbeOperator(StreamingJobOperator):

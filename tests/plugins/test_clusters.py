@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from jobs.settings import PROJECT, Settings, spark_conf
-from tideline_airflow.operators.submission import submission
+from tideline_airflow.submission import submission
 
 PAGE = (PROJECT / "docs" / "clusters.md").read_text()
 _CONNECTION = re.compile(r"^AIRFLOW_CONN_SPARK_DEFAULT='(.+)'$", re.M)

@@ -29,9 +29,12 @@ from tests.lake.test_stream_tables import files_on_disk, rows
 from tests.small_disk import can_mount, fill, small_disk
 from tideline_airflow.notifiers.incident import Event, IncidentNotifier
 from tideline_airflow.operators.account import AccountOperator
+from tideline_airflow.operators.audit import AuditOperator
 from tideline_airflow.operators.batch import DriverError, PipelineOperator
 from tideline_airflow.operators.check import CheckOperator
-from tideline_airflow.operators.recompute import AuditOperator, PlanOperator, PublishOperator, RecomputeOperator
+from tideline_airflow.operators.plan import PlanOperator
+from tideline_airflow.operators.publish import PublishOperator
+from tideline_airflow.operators.recompute import RecomputeOperator
 from tideline_airflow.operators.streaming import StreamingJobOperator
 from tideline_airflow.triggers import room as module
 from tideline_airflow.triggers import streaming

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tideline_airflow.operators.submission import submission
 from tideline_airflow.operators.traffic import GenerateTrafficOperator
+from tideline_airflow.submission import submission
 
 OPTIONS = {"rate": 100, "seconds": 3, "late": 0.5, "duplicate": 0.25, "corrupt": 0, "seed": 7}
 

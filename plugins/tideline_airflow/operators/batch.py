@@ -16,7 +16,7 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
-from tideline_airflow.operators.submission import submission
+from tideline_airflow.submission import submission
 from tideline_airflow.triggers.room import RoomTrigger
 
 if TYPE_CHECKING:

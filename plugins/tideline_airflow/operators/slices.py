@@ -12,7 +12,7 @@ from jobs.refusal import Refusal
 from tideline_airflow.links import SlicesLink
 from tideline_airflow.listeners import RUN_NOTE, RUN_NOTE_LENGTH
 from tideline_airflow.operators.batch import PipelineOperator
-from tideline_airflow.operators.recompute import PublishOperator
+from tideline_airflow.operators.publish import PublishOperator
 from tideline_airflow.refusals import fails_for_good_on
 
 

@@ -25,7 +25,7 @@ from jobs.settings import Settings
 from jobs.upkeep.logs import OLDER_SUFFIX
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
 from tideline_airflow.notifiers.incident import AlreadyTold
-from tideline_airflow.operators.submission import submission
+from tideline_airflow.submission import submission
 from tideline_airflow.triggers.streaming import StreamTrigger, ask_to_stop_once
 
 _KEPT_LOGS = 20
