@@ -1,6 +1,7 @@
-"""The states of a streaming job's drivers, and the next step that follows. No document is read or written here.
+"""The life of a streaming job's drivers as plain data: heartbeats, stop requests, receipts, states.
 
-An epoch is the life of one driver, from the moment its lease is taken until its receipt is written.
+Pure functions give the state and a supervisor's next step; `folder.py` reads and writes the documents. An epoch is the
+life of one driver, from the moment its lease is taken until its receipt is written.
 """
 
 import os
@@ -18,10 +19,11 @@ BEAT_SECONDS = 2.0
 STALE_SECONDS = 6.5
 LOOK_ON_SECONDS = 2.5
 DEAD_SECONDS = 10.0
-# The time allowed from the moment when Airflow takes the lease for a driver to the driver's own first heartbeat. A JVM
-# and Python start in that time, perhaps on a busy machine.
+# How long a launched driver may take until its own first heartbeat. A JVM and Python start in that time, perhaps on a
+# busy machine. The time counts from the heartbeat that Airflow writes for the driver after the start of its process. If
+# there is none, it counts from the moment when Airflow took the lease.
 LAUNCH_SECONDS = 300.0
-# The time allowed from that heartbeat to the driver's first query.
+# The time allowed from the driver's own first heartbeat to its first query.
 START_SECONDS = 600.0
 # A driver that ran this long was healthy, so its failure begins a new series of failures.
 WELL_SECONDS = 600.0
@@ -121,8 +123,8 @@ class Beat:
 class Stop:
     """A request to end after the micro-batch under way; with ``drain``, first to read all records that wait now.
 
-    ``seconds`` is how long the driver may take. After that it is killed. A driver that drains first stops without
-    having drained, and gets `STOP_SECONDS` more for that.
+    Without ``drain``, a driver that has not ended after ``seconds`` is killed. With ``drain``, it stops reading after
+    ``seconds``, even if records are left. If it has not ended `STOP_SECONDS` later, it is killed.
     """
 
     time: float

@@ -1,4 +1,4 @@
-"""The control folder of a job: its leases, heartbeats, requests to stop, and receipts.
+"""The control folder of a job. Its leases, heartbeats, stop requests and receipts are read and written here.
 
 Each streaming job has one. The recompute and the account of a pipeline have one, too, since they write tables.
 

@@ -1,4 +1,4 @@
-"""The parts of an incident: its key, the events in its life, and the messages about it."""
+"""The parts of an incident: its key, the kinds of its documents, its state, and a message that is due."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,7 +91,8 @@ class Incident:
 class Unsent:
     """A message that is due.
 
-    ``number`` is that of the word which the message is about, and ``newest`` that of the last word which it covers.
+    ``number`` is the number of the document that the message reports: the incident's opening or its end.
+    ``newest`` is the number of the incident's newest document: the message covers all documents up to it.
     ``sent`` has the channels that have sent it, and ``attempts`` the number of each channel's newest attempt.
     """
 

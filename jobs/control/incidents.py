@@ -32,6 +32,8 @@ _NAME = re.compile(r"(?P<key>.+)-(?P<number>\d{6,})(?:\.(?P<told>told)|\.(?P<cha
 
 @dataclass(frozen=True, kw_only=True)
 class _Word:
+    """A document that opens, updates or closes an incident."""
+
     number: int
     happening: str
     time: float
@@ -54,7 +56,11 @@ class _Row:
 
     @property
     def newest(self) -> int:
-        """The highest number in use. A number stays in use if a removal has left only a note without its word."""
+        """The highest number in use.
+
+        Example: a removal that was cut short has left only `KEY-000007.told`. Then 7 is in use, and the next word gets
+        8. A new word with number 7 would count as announced.
+        """
         return max([*self.words, *self.told, *self.messages], default=0)
 
     @property
@@ -151,7 +157,8 @@ class Incidents:
     def _left_behind(self, row: _Row, before: float) -> list[str]:
         """The notes without their words, as left by a removal that was cut short."""
         claimed, told = row.notes(range(min(row.words, default=row.newest + 1)))
-        # A listing may have a note but not yet its word, so new notes are left alone.
+        # A listing that runs while a word and its note are written may show the note and miss the word. So new notes
+        # are left alone.
         return [name for name in (*claimed, *told) if (self._documents.read(name) or {"time": 0})["time"] < before]
 
     def all(self) -> list[Incident]:
@@ -203,7 +210,8 @@ class Incidents:
     def _is_held(self, claim: str) -> bool:
         document = self._documents.read(claim)
         if document is None:
-            # It was given back a moment ago, or a power cut emptied it. An emptied claim still exists, and is free.
+            # If the claim is gone, it was given back a moment ago. It counts as held, because another process may be
+            # claiming it again. If it exists, a power cut has emptied it, and it is free.
             return not self._documents.exists(claim)
         # Clocks differ and are corrected: a claim from far in the future is as void as an old one.
         return bool(document["sent"]) or abs(time.time() - document["time"]) < CLAIM_SECONDS

@@ -60,13 +60,16 @@ class Room:
         return self._reserve * _ENOUGH
 
     def _was_short(self, root: Path) -> bool:
-        """Whether the spare is missing and the incident is open. A new lake has neither."""
+        """Whether the spare is missing and the incident is open.
+
+        In a new lake the spare is missing, too, but no incident is open.
+        """
         return not (root / SPARE).is_file() and bool(Incidents.of(root).still_open(full_disk_key()))
 
     def _report_full_disk(self, root: Path, free: int, total: int) -> None:
         """Open the incident, and delete the spare.
 
-        Between the reserve and `_ENOUGH` times the reserve, other processes take the disk for full if both was done.
+        Both together are the sign for other processes: they, too, wait until `_ENOUGH` times the reserve is free.
         """
         if self._told:
             return

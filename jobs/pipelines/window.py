@@ -21,7 +21,10 @@ class WindowKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """How an aggregation groups events by time. Create one with `tumbling`, `sliding` or `session`."""
+    """How an aggregation groups events by time. Create one with `tumbling`, `sliding` or `session`.
+
+    For session windows, ``slide_ms`` is the gap, and ``size_ms`` the longest length.
+    """
 
     kind: WindowKind
     size_ms: int

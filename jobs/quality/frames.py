@@ -100,7 +100,7 @@ class SparkRows:
         self.frame.unpersist()
 
 
-# The staged windows of a run. Both classes have the same methods.
+# The windows to judge, staged or served. Both classes have the same methods.
 Rows = PandasRows | SparkRows
 
 

@@ -31,7 +31,8 @@ Mask = Callable[[pd.DataFrame], "pd.Series[bool]"]
 class Rule:
     """One expectation: its sentence, its type in Great Expectations, and which rows break it.
 
-    ``observed`` is a template. It is filled with failed, rows, lowest and highest, or with a slice's facts by column.
+    ``observed`` is a template for the text of a failure. In a rule for windows it may use `{failed}`, `{rows}`,
+    `{lowest}` and `{highest}`. In any other rule it may use the columns of the facts, such as `{staged}`.
     """
 
     sentence: str
@@ -252,7 +253,8 @@ def _equal(one: str, other: str, sentence: str, observed: str, *, ignore: str = 
         severity=Severity.CRITICAL,
         observed=observed,
         mask=differ,
-        # Only windows may be in Spark. Their rule ignores rows with a null, as this condition does.
+        # Of these rules Spark evaluates only the one for windows, about `slice`. It ignores rows with a null, as `<>`
+        # does. The numbers of slices are always in pandas.
         sql=f"`{one}` <> `{other}`",
     )
 

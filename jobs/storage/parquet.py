@@ -21,7 +21,7 @@ def arrow_place(folder: Folder) -> tuple[str, FileSystem]:
 
 
 def files_in(folder: Folder) -> list[Folder]:
-    """The files in a folder and below it, in order."""
+    """The parquet files in a folder and below it, in the order of their paths."""
     return sorted(folder.rglob("*.parquet"), key=str)
 
 

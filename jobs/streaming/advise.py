@@ -1,7 +1,8 @@
 """The watermark adviser: how late events come, how many the present delay drops, and the price of a longer delay.
 
 It reads landed events with DuckDB, without Spark, and repeats the stream's rule. The events that arrive within one
-trigger make a micro-batch. The watermark for a micro-batch follows the newest event time up to two batches before it.
+trigger make a micro-batch. A micro-batch drops late events by a watermark, which follows the newest event time of all
+micro-batches up to the second one before. Example: for the fifth micro-batch, it follows that of the first three.
 """
 
 import json

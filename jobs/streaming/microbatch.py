@@ -158,6 +158,8 @@ class MicroBatches:
             return list(staged.files)
         # Kafka and the disk may be slow, so the lease is checked last.
         self._check_topic()
+        # Spark does not make its checkpoint durable. If a power cut tore the plan of a batch that the table has, the
+        # plan could not be repaired, and the stream would be refused.
         self._keeper.keep()
         self.lease.check()
         return self.table.commit(staged, batch.note)

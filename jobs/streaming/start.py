@@ -66,8 +66,8 @@ class CheckpointProgress:
 class Start:
     """Where a stream without a checkpoint begins, and the topic as it was when the start was allowed.
 
-    ``noted_ends``: the end offsets in the newest note of the table; empty if the table has no note. For a stream
-    without a checkpoint, this is the note of a reset.
+    ``noted_ends``: the end offsets in the table's newest `Note`, the metadata of a commit; empty if the table has no
+    note. If the stream has no checkpoint, a reset wrote this note: `check_start` refuses any other.
     """
 
     topic: TopicState

@@ -86,7 +86,7 @@ def window_of(window: Window) -> Column:
 
 
 def _refuse_inexact(frame: DataFrame, made: str, pipeline: Pipeline) -> None:
-    """Refuse a DOUBLE in the result, which the text of a definition cannot show."""
+    """Refuse a DOUBLE in the result. A definition's text does not always show it: `avg(x)` of a BIGINT is a DOUBLE."""
     inexact = [f.name for f in frame.schema.fields if isinstance(f.dataType, DoubleType | FloatType)]
     if inexact:
         raise RefusedDefinitionError(

@@ -48,14 +48,16 @@ _IN_LIVE_ONLY = (Cause.DUPLICATE.value, Cause.AFTER_FINAL.value)
 def tagged(events: DataFrame, pipeline: Pipeline, batches: DataFrame, width: int, finals: DataFrame) -> DataFrame:
     """Transform the events. Find for each event and window of a final slice whether live has counted it, and the cause.
 
-    An event that live has not counted, and that has no cause, is left out. Final must not have counted it either. If it
-    has, the difference is unexplained.
+    An event is left out if live has not counted it and it has no cause. Example: final ignores the second copy of an
+    event, and live has ignored this copy because it was late. If final has counted an event that is left out here, the
+    difference is unexplained.
 
     Args:
-        events: accepted events that can fall into windows of the slices, at least all that the stream has read.
+        events: accepted events that can fall into windows of the slices. None that the stream
+            has read may be missing.
         pipeline: the pipeline of the events.
         batches: partition, start, end (exclusive) and watermark of each range of offsets that the stream took.
-        width: how many offsets go into one step of the search for an event's batch.
+        width: the ranges of ``batches`` are cut at multiples of this number of offsets, as `_with_batch` shows.
         finals: slice, version, offsets (of its header), begins and reached (from where to where the stream has read).
             The last three are maps from partition to offset.
 

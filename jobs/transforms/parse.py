@@ -159,9 +159,10 @@ def _is_plain(source: Source) -> str:
     """
     # A name with an escape, such as `v\u0061lue`, may be the name of any field. Most texts have no escape at all.
     no_escaped_name = rf"""(NOT contains({_TEXT}, r'\') OR NOT {_TEXT} RLIKE r'\\.[^"]*+"\s*+:')"""
-    # If no field is missing, and a text has just as many quotes as the names and STRING values need, it repeats no
-    # name. Another text of up to 300 bytes is searched for a repeated name. A longer text takes the strict path, which
-    # is faster than the search.
+    # The name of each field needs two quotes, and each STRING value two more. A text that has all fields, and no quotes
+    # beyond these, cannot repeat a name. (A text that lacks a field is rejected in any case.) Another text of up
+    # to 300 bytes is searched for a repeated name. A longer text takes the strict path, because that is faster than to
+    # search it.
     quotes = f"octet_length({_TEXT}) - octet_length(replace({_TEXT}, '\"', ''))"
     needed = 2 * len(source.fields) + 2 * sum(field.type == "STRING" for field in source.fields)
     repeated = rf"""{_TEXT} RLIKE r'"([^"]*+)"\s*+:[^{{}}]*"\1"\s*+:'"""

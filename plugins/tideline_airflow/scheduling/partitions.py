@@ -1,4 +1,7 @@
-"""Slices as partitions of Airflow: the schedule of a pipeline's runs, the slice of each run, and its key."""
+"""Slices as partitions of Airflow: the schedule of a pipeline's runs, the slice of each run, and its key.
+
+Airflow may start a run some seconds before its slice is over. Then the run waits, as `wait_until_over` describes.
+"""
 
 import time
 from collections.abc import Callable
