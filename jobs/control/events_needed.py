@@ -18,16 +18,16 @@ EVENTS_NEEDED = "events_needed"
 _FOR_EVER_MS = 2**62
 
 
-def say_needed(lake_root: Folder, job: str, from_ms: int) -> None:
+def write_needed_from(lake_root: Folder, job: str, from_ms: int) -> None:
     """Write the hour from which a job needs events, if it has changed. Events are removed by whole hours."""
     control, from_ms = Control.of(lake_root, job), max(0, from_ms - from_ms % HOUR_MS)
-    if _said(control) != from_ms:
+    if _read(control) != from_ms:
         control.documents.replace(EVENTS_NEEDED, {"from_ms": from_ms})
 
 
-def said_needed(lake_root: Folder, job: str) -> int | None:
+def read_needed_from(lake_root: Folder, job: str) -> int | None:
     """The time that a job wrote last; None if it wrote none, or if the document cannot be read."""
-    return _said(Control.of(lake_root, job))
+    return _read(Control.of(lake_root, job))
 
 
 def needed_from(
@@ -38,9 +38,9 @@ def needed_from(
     for pipeline in pipelines:
         for job in (pipeline.recompute_job, pipeline.account_job) if pipeline.source.name == source.name else ():
             control = Control.of(lake_root, job)
-            said = _said(control)
-            if said is not None or control.newest():
-                found[job] = said or 0
+            from_ms = _read(control)
+            if from_ms is not None or control.newest():
+                found[job] = from_ms or 0
     return found
 
 
@@ -49,6 +49,6 @@ def first_needed_ms(needed: dict[str, int]) -> int:
     return min(needed.values(), default=_FOR_EVER_MS)
 
 
-def _said(control: Control) -> int | None:
-    said = (control.documents.read(EVENTS_NEEDED) or {}).get("from_ms")
-    return said if isinstance(said, int) else None
+def _read(control: Control) -> int | None:
+    from_ms = (control.documents.read(EVENTS_NEEDED) or {}).get("from_ms")
+    return from_ms if isinstance(from_ms, int) else None

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jobs import session
-from jobs.control.events_needed import say_needed
+from jobs.control.events_needed import write_needed_from
 from jobs.control.incident import unexplained_key
 from jobs.control.writing import writing
 from jobs.finality import account_inputs
@@ -212,7 +212,7 @@ def _advance(lake: PipelineLake, accounts: Accounts, inputs: AccountInputs, look
     seen_ms = last.seen_ms if looked_ms is None else looked_ms
     now = replace(last.advanced(pipeline, inputs, accounts), seen_ms=seen_ms)
     now.write(lake)
-    say_needed(lake.root, pipeline.account_job, now.to_ms - pipeline.window.look_back_ms)
+    write_needed_from(lake.root, pipeline.account_job, now.to_ms - pipeline.window.look_back_ms)
 
 
 def _update_incident(lake: PipelineLake, accounts: Accounts, link: str | None) -> None:

@@ -8,7 +8,7 @@ from deltalake.exceptions import DeltaError
 from kafka import KafkaAdminClient
 
 from jobs.broker.clock import Clock
-from jobs.control.events_needed import said_needed, say_needed
+from jobs.control.events_needed import read_needed_from, write_needed_from
 from jobs.control.incident import blocked_key
 from jobs.control.lease import Lease
 from jobs.control.writing import writing
@@ -149,9 +149,9 @@ class Planner:
         lease.check()
         _write_lines(ledger, found, plan, decides=not request)
         lease.check()
-        self._say_needed(found, {*still_blocked, *found.snapshot.inputs.left}, request)
+        self._write_needed_from(found, {*still_blocked, *found.snapshot.inputs.left}, request)
 
-    def _say_needed(self, found: _Found, open_: Collection[str], request: Request | None) -> None:
+    def _write_needed_from(self, found: _Found, open_: Collection[str], request: Request | None) -> None:
         """Store the time from which on this pipeline still needs events.
 
         A plan for a request does not see every due slice, so it never moves that time forward.
@@ -159,8 +159,8 @@ class Planner:
         from_ms = needed_from_ms(self.lake.pipeline, found.snapshot.inputs, found.survey, open_)
         job = self.lake.pipeline.recompute_job
         if request:
-            from_ms = min(from_ms, said_needed(self.lake.root, job) or 0)
-        say_needed(self.lake.root, job, from_ms)
+            from_ms = min(from_ms, read_needed_from(self.lake.root, job) or 0)
+        write_needed_from(self.lake.root, job, from_ms)
 
     def _close_incidents(self, ledger: Ledger) -> list[str]:
         """Close the incidents of blocked slices that are final now, and return those that are still blocked.

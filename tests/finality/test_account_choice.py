@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
-from jobs.control.events_needed import said_needed
+from jobs.control.events_needed import read_needed_from
 from jobs.control.incident import unexplained_key
 from jobs.control.incidents import Incidents
 from jobs.finality import account
@@ -136,7 +136,7 @@ def test_a_slice_that_can_still_be_final_keeps_all_behind_it(streamed: Made) -> 
 
 
 def test_events_are_needed_until_their_slice_is_final_and_accounted_for(streamed: Made) -> None:
-    needed = lambda: said_needed(streamed.root, PIPELINE.account_job)  # noqa: E731
+    needed = lambda: read_needed_from(streamed.root, PIPELINE.account_job)  # noqa: E731
     hour_ms = FIRST.start_ms - FIRST.start_ms % HOUR_MS
     for slice_ in (FIRST, THIRD):
         streamed.publish(slice_.name, [], {0: 4})

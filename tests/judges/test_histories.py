@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.control.events_needed import said_needed
+from jobs.control.events_needed import read_needed_from
 from jobs.control.incident import blocked_key
 from jobs.control.incidents import Incidents
 from jobs.control.lease import LeaseLostError
@@ -111,7 +111,7 @@ def test_what_a_dead_run_left_is_taken_up_however_old_it_is(old: World, monkeypa
 
 def test_a_plan_says_which_events_are_needed(old: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The events of the horizon before the tide line are needed, and those of slices that a killed run has left."""
-    needed = lambda: said_needed(old.root, SUM.recompute_job)  # noqa: E731
+    needed = lambda: read_needed_from(old.root, SUM.recompute_job)  # noqa: E731
     horizon_ms = SUM.source.horizon_hours * HOUR_MS
 
     def at_most(time_ms: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.control.epochs import Receipt
-from jobs.control.events_needed import EVENTS_NEEDED, first_needed_ms, needed_from, said_needed, say_needed
+from jobs.control.events_needed import EVENTS_NEEDED, first_needed_ms, needed_from, read_needed_from, write_needed_from
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
 from jobs.finality.account_inputs import accounted_to
@@ -217,22 +217,22 @@ def test_jobs_that_never_ran_need_nothing_and_those_that_did_not_say_it_need_all
     assert asked() == {}, "it reads another source"
     took_lease(tmp_path, "recompute_one")
     assert asked() == {"recompute_one": 0}
-    say_needed(tmp_path, "recompute_one", NOON_MS + 1)
+    write_needed_from(tmp_path, "recompute_one", NOON_MS + 1)
     took_lease(tmp_path, "account_one")
     assert asked() == {"recompute_one": NOON_MS, "account_one": 0}
-    say_needed(tmp_path, "account_one", NOON_MS - DAY_MS)
+    write_needed_from(tmp_path, "account_one", NOON_MS - DAY_MS)
     assert first_needed_ms(asked()) == NOON_MS - DAY_MS
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"from_ms": "soon"}'])
 def test_a_torn_word_keeps_everything_until_the_next_one(tmp_path: Path, content: bytes) -> None:
-    say_needed(tmp_path, "recompute_one", NOON_MS)
+    write_needed_from(tmp_path, "recompute_one", NOON_MS)
     took_lease(tmp_path, "recompute_one")
     (file,) = tmp_path.rglob(EVENTS_NEEDED)
     file.write_bytes(content)
     assert needed_from(tmp_path, SOURCE, [pipeline("one")]) == {"recompute_one": 0}
-    say_needed(tmp_path, "recompute_one", NOON_MS)
-    assert said_needed(tmp_path, "recompute_one") == NOON_MS
+    write_needed_from(tmp_path, "recompute_one", NOON_MS)
+    assert read_needed_from(tmp_path, "recompute_one") == NOON_MS
 
 
 def inputs(after_ms: int = NOON_MS, **changes: object) -> PlanInputs:
@@ -386,9 +386,9 @@ def scene(chance: random.Random, name: str, first_ms: int, lake: Path) -> Scene:
         tide_line_ms=tide_line_ms,
     )
     surveyed = survey(made, seen)
-    say_needed(lake, made.recompute_job, needed_from_ms(made, seen, surveyed, blocked))
+    write_needed_from(lake, made.recompute_job, needed_from_ms(made, seen, surveyed, blocked))
     from_ms = slice_at(made, first_ms).start_ms
-    say_needed(lake, made.account_job, accounted_to(made, from_ms, accounted) - window.look_back_ms)
+    write_needed_from(lake, made.account_job, accounted_to(made, from_ms, accounted) - window.look_back_ms)
     return Scene(made, seen, accounted, blocked)
 
 

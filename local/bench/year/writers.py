@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.broker.kafka import TopicState
-from jobs.control.events_needed import first_needed_ms, needed_from, say_needed
+from jobs.control.events_needed import first_needed_ms, needed_from, write_needed_from
 from jobs.control.incidents import Incidents
 from jobs.finality.account_inputs import accounts_kept_from
 from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
@@ -232,17 +232,17 @@ class PipelineYear:
             _write(rows, drift_schema(self.pipeline), stage / f"day={day}", drop="day")
         accounts.add(stage, totals)
         accounts.maintain(accounts_kept_from(self._final))
-        self._say_needed(self.unaccounted[-1])
+        self._write_needed_from(self.unaccounted[-1])
         self.unaccounted = []
 
-    def _say_needed(self, done: Header) -> None:
+    def _write_needed_from(self, done: Header) -> None:
         """Record the events that are still needed, as a plan and an account do.
 
         These are events that may still reopen a slice, and the events of slices without an account.
         """
         root, from_ms = self.settings.lake_root, start_ms_of(done.slice)
-        say_needed(root, self.pipeline.account_job, from_ms)
-        say_needed(root, self.pipeline.recompute_job, from_ms - self.pipeline.source.horizon_hours * HOUR_MS)
+        write_needed_from(root, self.pipeline.account_job, from_ms)
+        write_needed_from(root, self.pipeline.recompute_job, from_ms - self.pipeline.source.horizon_hours * HOUR_MS)
 
     def _window(self, slice_name: str) -> dict[str, Any]:
         slice_ = slice_named(self.pipeline, slice_name)
