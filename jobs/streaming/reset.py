@@ -145,16 +145,16 @@ def _reset_of(
     lake_root: Folder, client: KafkaAdminClient, request: Request, query: Query, topic: TopicState, note: Note | None
 ) -> QueryReset:
     checkpoint = Checkpoint(lake_root / query.folder)
-    landed = _landed(note, query.source, topic)
+    table_ends = _table_ends(note, query.source, topic)
     starts = _starts(lake_root, client, request, query.source, topic)
     if not query.clears:
-        _refuse_to_land_twice(query.source, landed, topic)
-        starts = {partition: max(start, landed.get(partition, 0)) for partition, start in starts.items()}
+        _refuse_to_land_twice(query.source, table_ends, topic)
+        starts = {partition: max(start, table_ends.get(partition, 0)) for partition, start in starts.items()}
     state, write_id = _state_of(checkpoint)
     return QueryReset(
         query=query,
         topic=topic,
-        moves=tuple(Move(partition=p, table=landed.get(p), start=start) for p, start in sorted(starts.items())),
+        moves=tuple(Move(partition=p, table_end=table_ends.get(p), start=start) for p, start in sorted(starts.items())),
         rows=_rows(lake_root / query.table),
         checkpoint=state,
         # A missing checkpoint may come back from a backup, so its identity stays known from the table.
@@ -162,8 +162,8 @@ def _reset_of(
     )
 
 
-def _landed(note: Note | None, source: Source, topic: TopicState) -> Offsets:
-    """How far the table is in this very topic. A deleted topic of the same name does not count."""
+def _table_ends(note: Note | None, source: Source, topic: TopicState) -> Offsets:
+    """The end offsets of the table in this very topic. A deleted topic of the same name does not count."""
     ranges = note.topics.get(source.name) if note and note.cluster_id == topic.cluster_id else None
     return note.ends[source.name] if note and ranges and ranges.topic_id == topic.topic_id else {}
 
@@ -183,7 +183,7 @@ def _starts(
         # Without a record at or after that time, the stream begins at the end.
         wanted = {partition: offset if offset >= 0 else ends[partition] for partition, offset in found.items()}
     elif request.to is To.LANDED:
-        wanted = _landed(last_note(lake_root / source.events_table), source, topic)
+        wanted = _table_ends(last_note(lake_root / source.events_table), source, topic)
         if not wanted:
             raise Refusal(
                 f"nothing of topic {source.name!r} is landed, so --to landed has no offset to begin at: run `ingest` "

@@ -105,7 +105,8 @@ class Query:
 class Move:
     """One partition: how far its table is (None if the table has nothing of it), and where the stream will begin.
 
-    >>> back, forth = Move(partition=0, table=100, start=40), Move(partition=0, table=100, start=120)
+    >>> back = Move(partition=0, table_end=100, start=40)
+    >>> forth = Move(partition=0, table_end=100, start=120)
     >>> back.read_again, back.passed_over
     (60, 0)
     >>> forth.read_again, forth.passed_over
@@ -113,18 +114,18 @@ class Move:
     """
 
     partition: int
-    table: int | None
+    table_end: int | None
     start: int
 
     @property
     def read_again(self) -> int:
         """How many offsets are read a second time."""
-        return max(0, (self.table or 0) - self.start)
+        return max(0, (self.table_end or 0) - self.start)
 
     @property
     def passed_over(self) -> int:
         """How many offsets will not be read."""
-        return max(0, self.start - (self.table or 0))
+        return max(0, self.start - (self.table_end or 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ class QueryReset:
 
     def loss(self, words: str) -> str | None:
         """A sentence that names every range noted as lost, or None; ``words`` are the target of the reset."""
-        source, gaps = self.query.source.name, [move for move in self.moves if self._booked(move)]
+        source, gaps = self.query.source.name, [move for move in self.moves if self._lost(move)]
         ranges = ", ".join(
             f"partition {move.partition} [{move.start - move.passed_over}, {move.start})" for move in gaps
         )
@@ -158,7 +159,7 @@ class QueryReset:
 
     def note(self, epoch: int) -> Note:
         """The note of the commit. For `ingest` it covers the offsets passed over, too, so that no gap is left."""
-        offsets = {move.partition: (move.start - self._booked(move), move.start) for move in self.moves}
+        offsets = {move.partition: (move.start - self._lost(move), move.start) for move in self.moves}
         return Note(
             job=self.query.job,
             write_id=self.write_id,
@@ -169,13 +170,21 @@ class QueryReset:
             fingerprint=self.query.fingerprint,
         )
 
-    def _booked(self, move: Move) -> int:
+    def _lost(self, move: Move) -> int:
+        """How many offsets of a partition are noted as lost. Only a reset of `ingest` notes them."""
         return 0 if self.query.clears else move.passed_over
 
     def as_row(self) -> dict[str, Any]:
         """The reset as one object, for programs."""
         partitions = [
-            {**vars(move), "read_again": move.read_again, "passed_over": move.passed_over, "lost": self._booked(move)}
+            {
+                "partition": move.partition,
+                "table": move.table_end,
+                "start": move.start,
+                "read_again": move.read_again,
+                "passed_over": move.passed_over,
+                "lost": self._lost(move),
+            }
             for move in self.moves
         ]
         return {
@@ -205,7 +214,7 @@ class ResetPlan:
         shown = Table("source", "partition", "table ends at", "begins at", "read again", "skipped")
         for query in self.queries:
             for move in query.moves:
-                at = "-" if move.table is None else f"{move.table:,}"
+                at = "-" if move.table_end is None else f"{move.table_end:,}"
                 numbers = (f"{number:,}" for number in (move.start, move.read_again, move.passed_over))
                 style = "red" if move.passed_over else "green" if move.read_again else "dim"
                 shown.add_row(*map(Text, (query.query.source.name, str(move.partition), at, *numbers)), style=style)

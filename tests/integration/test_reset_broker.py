@@ -76,7 +76,7 @@ def in_topic(settings: Settings) -> list[Record]:
 
 def moves(plan: ResetPlan) -> dict[int, tuple[int | None, int]]:
     (query,) = plan.queries
-    return {move.partition: (move.table, move.start) for move in query.moves}
+    return {move.partition: (move.table_end, move.start) for move in query.moves}
 
 
 def total(settings: Settings) -> int:

@@ -13,16 +13,16 @@ from jobs.control.checkpoint import Checkpoint
 from jobs.lake.stream_tables import Note, Ranges
 from jobs.pipelines import INGEST, PIPELINES, SOURCES
 from jobs.refusal import Refusal
-from jobs.streaming.reset import _landed, _queries, _state_of
+from jobs.streaming.reset import _queries, _state_of, _table_ends
 from jobs.streaming.reset_plan import Move, Query, QueryReset, Request, ResetPlan, To, target
 from jobs.times import parse_time
 from tests.control import test_checkpoint
 
 TOPIC = TopicState(cluster_id="c1", topic_id="t1", partitions=3, earliest={0: 0}, latest={0: 900})
 MOVES = (
-    Move(partition=0, table=100, start=40),
-    Move(partition=1, table=100, start=100),
-    Move(partition=2, table=None, start=7),
+    Move(partition=0, table_end=100, start=40),
+    Move(partition=1, table_end=100, start=100),
+    Move(partition=2, table_end=None, start=7),
 )
 NOON = 1_795_003_524_439
 
@@ -145,7 +145,7 @@ def test_the_note_of_a_landed_table_books_what_is_passed_over() -> None:
 
 
 def test_a_loss_names_its_ranges_and_a_live_table_has_none() -> None:
-    gap = replace(reset_of(INGEST), moves=(*MOVES, Move(partition=3, table=1000, start=4000)))
+    gap = replace(reset_of(INGEST), moves=(*MOVES, Move(partition=3, table_end=1000, start=4000)))
     assert gap.loss("latest") == (
         "numbers: the reset to latest skipped at most 3,007 records, which are not landed: "
         "partition 2 [0, 7), partition 3 [1000, 4000)"
@@ -199,9 +199,9 @@ def test_what_is_landed_of_another_topic_of_that_name_does_not_count(
         cluster_id=identity["cluster_id"],
         topics={"numbers": ranges},
     )
-    assert _landed(note, SOURCES["numbers"], TOPIC) == landed
-    assert _landed(None, SOURCES["numbers"], TOPIC) == {}
-    assert _landed(note, SOURCES["lines"], TOPIC) == {}
+    assert _table_ends(note, SOURCES["numbers"], TOPIC) == landed
+    assert _table_ends(None, SOURCES["numbers"], TOPIC) == {}
+    assert _table_ends(note, SOURCES["lines"], TOPIC) == {}
 
 
 path = test_checkpoint.path
