@@ -227,8 +227,11 @@ def require(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, TopicS
     return found
 
 
-def latest(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict[int, int]]:
-    """The present end of each partition of the topics, for a reader of committed records."""
+def committed_ends(client: KafkaAdminClient, topics: Iterable[str]) -> dict[str, dict[int, int]]:
+    """The present end of each partition of the topics, for a reader of committed records.
+
+    It lies before the first open transaction. `TopicState.latest` counts the records of open transactions, too.
+    """
     partitions = _partitions(_existing(client, topics))
     ends = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST), isolation_level="read_committed")
     return {name: {at.partition: ends[at].offset for at in partitions if at.topic == name} for name in topics}

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 KEPT_EPOCHS = 10
 _LOOK_SECONDS = 0.2
 _TAIL_BYTES = 20_000
-_WORDS = 500
+_LINE_CHARACTERS = 500
 
 _Document = TypeVar("_Document")
 
@@ -246,7 +246,7 @@ def last_words(epoch: Epoch) -> str:
         return f"{epoch.log} cannot be read here ({error.strerror})"
     told = [line.strip() for line in lines if line.strip()]
     sentences = [line for line in told if line.startswith("tideline: ")]
-    return next(iter(sentences[-1:] or told[-1:]), "the log is empty")[:_WORDS]
+    return next(iter(sentences[-1:] or told[-1:]), "the log is empty")[:_LINE_CHARACTERS]
 
 
 def tail(log_file: Path, limit_bytes: int) -> str:

@@ -35,7 +35,7 @@ class Room:
         self._root = lake_root
         self._reserve = reserve
         # True: this process opened the incident. False: it saw enough room. None: it has not looked yet.
-        self._told: bool | None = None
+        self._reported_full: bool | None = None
 
     @classmethod
     def of(cls, lake_root: Folder) -> Self:
@@ -71,18 +71,18 @@ class Room:
 
         Both together are the sign for other processes: they, too, wait until `_ENOUGH` times the reserve is free.
         """
-        if self._told:
+        if self._reported_full:
             return
         incidents, sentence = Incidents.of(root), self._sentence(root, free, total)
         with suppress(OSError):
             incidents.open(full_disk_key(), sentence)
         (root / SPARE).unlink(missing_ok=True)
         incidents.open(full_disk_key(), sentence)
-        self._told = True
+        self._reported_full = True
 
     def _keep_spare(self, root: Path) -> None:
         """Close the incident and restore the spare. A missing spare tells any process that the incident may be open."""
-        if self._told is False and (root / SPARE).is_file():
+        if self._reported_full is False and (root / SPARE).is_file():
             return
         Incidents.of(root).close(
             full_disk_key(), f"the disk of the lake ({root}) has enough free space again: all jobs go on"
@@ -90,7 +90,7 @@ class Room:
         if not (root / SPARE).is_file():
             make_folder((root / SPARE).parent)
             create_whole(root / SPARE, os.urandom(_SPARE_BYTES))
-        self._told = False
+        self._reported_full = False
 
     def _sentence(self, root: Path, free: int, total: int) -> str:
         return (

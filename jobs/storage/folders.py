@@ -48,7 +48,7 @@ def place(file: Folder, target: Folder, *, keep: bool = False) -> None:
         os.utime(file)
         Path(str(target)).hardlink_to(file) if keep else file.rename(str(target))
     else:
-        file.copy_to(_too(target))
+        file.copy_to(_in_same_bucket(target))
 
 
 def make_durable(*paths: Folder) -> None:
@@ -151,7 +151,7 @@ def move(folder: Folder, target: Folder) -> None:
         folder.rename(str(target))
         return
     for file in folder.written():
-        file.copy_to(_too(target / str(file.relative_to(folder))))
+        file.copy_to(_in_same_bucket(target / str(file.relative_to(folder))))
     folder.remove()
 
 
@@ -175,7 +175,7 @@ def last_written(folder: Folder) -> float:
     return max((seen.st_mtime for seen in folder.written().values()), default=0.0)
 
 
-def _too(folder: Folder) -> "Bucket":
+def _in_same_bucket(folder: Folder) -> "Bucket":
     """Return the target of a copy from a bucket: it lies in the same lake, so it is in the same bucket."""
     if isinstance(folder, Path):
         raise TypeError(f"{folder} is not in a bucket")

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from jobs import session
 from jobs.broker import streams
 from jobs.broker.clock import check_clock
-from jobs.broker.kafka import TopicState, admin, latest, require
+from jobs.broker.kafka import TopicState, admin, committed_ends, require
 from jobs.control.checkpoint import Checkpoint
 from jobs.control.events_needed import first_needed_ms, needed_from
 from jobs.control.lease import Lease
@@ -99,7 +99,7 @@ def _run_queries(
         return writer.trigger(processingTime=f"{settings.ingest_trigger_ms} milliseconds").start(), batches
 
     queries = [start(source) for source in SOURCES.values()]
-    return driver.run(queries, lease, stop, lambda: latest(client, SOURCES))
+    return driver.run(queries, lease, stop, lambda: committed_ends(client, SOURCES))
 
 
 def _kept(lake_root: Folder, source: Source) -> KeptEvents:

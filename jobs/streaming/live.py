@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from jobs import session
 from jobs.broker import streams
 from jobs.broker.clock import check_clock
-from jobs.broker.kafka import admin, latest, require
+from jobs.broker.kafka import admin, committed_ends, require
 from jobs.control.checkpoint import Checkpoint
 from jobs.control.lease import Lease
 from jobs.control.room import Room
@@ -123,7 +123,7 @@ def _run_query(
     writer = writer.option("checkpointLocation", str(checkpoint.path))
     trigger = {"availableNow": True} if until_caught_up else {"processingTime": f"{settings.trigger_ms} milliseconds"}
     queries = [(writer.trigger(**trigger).start(), batches)]
-    return driver.run(queries, lease, stop, lambda: latest(client, [source]))
+    return driver.run(queries, lease, stop, lambda: committed_ends(client, [source]))
 
 
 def _batches_kept(pipeline: Pipeline) -> timedelta:

@@ -21,7 +21,7 @@ from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 from jobs.streaming.start import Start
-from jobs.streaming.torn_checkpoint import Keeper
+from jobs.streaming.torn_checkpoint import CheckpointFiles
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class MicroBatches:
     finished: int = -1
     # The offsets that the stream has reached so far.
     reached: dict[int, int] = field(init=False)
-    _keeper: Keeper = field(init=False)
+    _checkpoint_files: CheckpointFiles = field(init=False)
     # The driver stops: no further micro-batch may begin.
     closed: bool = False
     # Spark began a micro-batch after that, and got a `ClosedError`. This is no failure of the query.
@@ -86,7 +86,7 @@ class MicroBatches:
 
     def __post_init__(self) -> None:
         """Set the offsets that the stream has reached: those of the last committed batch in its checkpoint, if any."""
-        self._keeper = Keeper(self.checkpoint.path)
+        self._checkpoint_files = CheckpointFiles(self.checkpoint.path)
         last = self.checkpoint.last_committed()
         self.reached = self.start.reached if last is None else self.checkpoint.planned(last).ends[self.topic]
 
@@ -160,7 +160,7 @@ class MicroBatches:
         self._check_topic()
         # Spark does not make its checkpoint durable. If a power cut tore the plan of a batch that the table has, the
         # plan could not be repaired, and the stream would be refused.
-        self._keeper.keep()
+        self._checkpoint_files.make_durable()
         self.lease.check()
         return self.table.commit(staged, batch.note)
 

@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Keeper:
-    """Makes new files of a checkpoint durable. It looks for new names, which Spark gives to complete files only."""
+class CheckpointFiles:
+    """The files of a checkpoint. New ones are found by their names, which Spark gives to complete files only."""
 
     path: Folder
     _known: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    def keep(self) -> None:
+    def make_durable(self) -> None:
         """Make the files durable that are new since the last call, and the folders that list them."""
         if isinstance(self.path, Path):
-            self._keep(str(self.path))
+            self._make_durable(str(self.path))
 
-    def _keep(self, folder: str) -> None:
+    def _make_durable(self, folder: str) -> None:
         known, names = self._known.get(folder, frozenset()), set[str]()
         for entry in os.scandir(folder):
             names.add(entry.name)
             if entry.is_dir():
-                self._keep(entry.path)
+                self._make_durable(entry.path)
             elif entry.name not in known:
                 # Spark may remove old files meanwhile.
                 with suppress(FileNotFoundError):

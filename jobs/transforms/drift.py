@@ -210,11 +210,11 @@ def _judged(whole: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 def _unexplained(each: Measure) -> Column:
     """Live minus counted (what live must be); if that is 0, final minus complete (what final must be)."""
-    in_live, in_final = _beyond("live", "counted", each), _beyond("final", "complete", each)
+    in_live, in_final = _difference("live", "counted", each), _difference("final", "complete", each)
     return F.when(in_live == 0, in_final).otherwise(in_live)
 
 
-def _beyond(side: str, right: str, each: Measure) -> Column:
+def _difference(side: str, right: str, each: Measure) -> Column:
     """A side minus the value that it must have: 0 if both agree, null if they differ and cannot be subtracted."""
     found, wanted = _field(side, each), _field(right, each)
     both = F.col(side).isNull() == F.col(right).isNull()
@@ -230,8 +230,8 @@ def unexplained_type(each: Measure) -> str:
 
 def drift_rows(balance: DataFrame, finals: DataFrame, pipeline: Pipeline, run: str) -> DataFrame:
     """The rows of the drift table: windows that differ, that have a cause, or that are unexplained."""
-    told = balance.where(F.col("differs") | F.col("is_unexplained") | (F.size("causes") > 0))
-    return told.join(F.broadcast(finals.select("slice", "version")), "slice").select(
+    shown = balance.where(F.col("differs") | F.col("is_unexplained") | (F.size("causes") > 0))
+    return shown.join(F.broadcast(finals.select("slice", "version")), "slice").select(
         *_at(pipeline),
         "slice",
         "version",

@@ -161,7 +161,7 @@ def test_a_driver_is_drained_through_its_control_folder(settings: Settings, prod
         processes.wait_until(lambda: waiting(control) == 0, f"a beat of a driver that is caught up {log}")
         produce("lines", lines(2, 2000))
         with kafka.admin(settings.kafka) as client:
-            ends = kafka.latest(client, ["lines"])
+            ends = kafka.committed_ends(client, ["lines"])
         assert control.next_step() == Attach(1)
         control.ask_to_stop(1, Stop(time=time.time(), by="an operator", drain=True))
         assert processes.finish(job, log) == 0, log.read_text()[-4000:]

@@ -7,7 +7,7 @@ import pytest
 from jobs.control.checkpoint import Checkpoint
 from jobs.refusal import Refusal
 from jobs.streaming.start import CheckpointProgress
-from jobs.streaming.torn_checkpoint import Keeper, mend
+from jobs.streaming.torn_checkpoint import CheckpointFiles, mend
 from tests.control import test_checkpoint as checkpoints
 from tests.judges.power_cut import watched
 from tests.lake.test_stream_tables import note
@@ -69,7 +69,7 @@ def test_what_is_whole_is_left_alone(path: Path) -> None:
 
 def test_all_that_spark_has_written_is_durable_before_the_table_takes_a_batch(tmp_path: Path) -> None:
     with watched(tmp_path / "disk") as disk:
-        checkpoint, keeper = tmp_path / "disk", Keeper(tmp_path / "disk")
+        checkpoint, files = tmp_path / "disk", CheckpointFiles(tmp_path / "disk")
         written = []
         for batch in range(3):
             checkpoints.plan(checkpoint, batch, {"0": batch})
@@ -78,7 +78,7 @@ def test_all_that_spark_has_written_is_durable_before_the_table_takes_a_batch(tm
             state.write_text("rows")
             if batch:
                 checkpoints.commit(checkpoint, batch - 1)
-            keeper.keep()
+            files.make_durable()
             disk.done()
             written.append(contents(checkpoint))
         kept = [cut for number, cut in enumerate(disk.cuts) if number and cut.steps > disk.cuts[number - 1].steps]
