@@ -1,10 +1,10 @@
-# Every image of docker-compose.yml, from one base: `docker compose build` makes them all. What the platform runs is
-# pinned: Python packages in requirements.lock, jars in local/jars/jars.toml. Debian's packages are those of its stable
-# release, with their security updates.
+# This file makes every image of docker-compose.yml from one base; `docker compose build` makes them all.
+# requirements.lock pins the Python packages that run, and local/jars/jars.toml pins the jars. Debian's packages are not
+# pinned: they are those of its stable release, with their security updates.
 
 FROM debian:bookworm-slim AS base
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-# Files of a shared volume belong to one user, whichever container wrote them.
+# All containers that share a volume run as this user, so each can read the files of the others.
 RUN groupadd --gid 10001 tideline \
     && useradd --uid 10001 --gid 10001 --home-dir /opt/tideline --no-create-home --shell /usr/sbin/nologin tideline
 
@@ -24,7 +24,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 
-# Nothing of this stage is kept but what the others copy.
+# The images contain only those files of this stage that later stages copy.
 FROM python AS build
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -38,11 +38,12 @@ ENV UV_NO_CACHE=1 UV_LINK_MODE=copy \
     TIDELINE_JARS=/opt/tideline/jars
 RUN /opt/uv/bin/uv venv --quiet --python /usr/bin/python3 .venv \
     && /opt/uv/bin/uv pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements.lock
-# Before the code, which changes more often: fetched once.
+# These files are copied before the rest of the code, which changes more often. So a change of code does not fetch the
+# jars again.
 COPY jobs/refusal.py ./jobs/
 COPY local/steps.py ./local/
 COPY local/jars/fetch.py local/jars/jars.toml local/jars/java.py local/jars/lock.py ./local/jars/
-# Where Maven Central cannot be reached as it is: a mirror, or Java's words for a proxy.
+# If Maven Central cannot be reached directly, set the address of a mirror, or Java's options for a proxy.
 ARG TIDELINE_MAVEN_URL
 ARG JAVA_TOOL_OPTIONS
 RUN .venv/bin/python -c "import pathlib; from os import environ; from local.jars import fetch; \
@@ -52,7 +53,7 @@ COPY local ./local
 COPY jobs ./jobs
 COPY plugins ./plugins
 RUN /opt/uv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --build-constraints requirements-dev.lock --editable .
-# Every jar as declared, and Spark's classes read once for all starts.
+# Check the sums of all jars, and write Spark's classes into one file, which shortens each start of Spark.
 RUN .venv/bin/tideline jars
 COPY dags ./dags
 RUN .venv/bin/python -m compileall -q jobs local plugins dags
@@ -66,7 +67,7 @@ USER tideline
 ENTRYPOINT ["/bin/sh", "/opt/tideline/kafka.sh"]
 
 
-# Executors run on the JVM alone: no Python, no Airflow.
+# Executors need only the JVM, so this image has no Python and no Airflow.
 FROM java AS spark
 ENV SPARK_HOME=/opt/spark
 COPY --from=build /opt/tideline/.venv/lib/python3.11/site-packages/pyspark/bin/spark-class /opt/spark/bin/
@@ -85,7 +86,8 @@ FROM python AS airflow
 COPY --from=build /opt/tideline/.venv /opt/tideline/.venv
 COPY --from=build /opt/tideline/jars/spark /opt/tideline/jars/spark
 COPY --from=build /opt/tideline/jars/s3 /opt/tideline/jars/s3
-# The file of classes is there where one could be made; the lock always is.
+# The build may have failed to make the file of Spark's classes (spark.*). The file .lock always exists, so this COPY
+# finds at least one file.
 COPY --from=build /opt/tideline/jars/.lock /opt/tideline/jars/spark.* /opt/tideline/jars/
 COPY --from=build /opt/tideline/local /opt/tideline/local
 COPY --from=build /opt/tideline/jobs /opt/tideline/jobs
@@ -110,7 +112,8 @@ CMD ["scheduler"]
 
 
 FROM base AS postgres
-# The package would take any free user; the volume belongs to this one. It makes a key that nobody uses.
+# The user is created before the package is installed, which would choose any free id. The files in the volume belong to
+# this id. The package also generates a key (ssl-cert-snakeoil.key); it is not used, so it is removed.
 # hadolint ignore=DL3008
 RUN groupadd --gid 10002 postgres \
     && useradd --uid 10002 --gid 10002 --home-dir /var/lib/postgresql --no-create-home --shell /usr/sbin/nologin postgres \

@@ -190,12 +190,13 @@ of {rounds} drains counts. A drain begins when the job is told to start, and end
 {each}
 
 `ingest` reads `numbers` and `lines`, `rolling_sum` reads `numbers`, and `word_count` reads `lines`. *Ours* is the job
-as it is shipped, with all its parts: strict parsing, quarantine, the lease, the start checks, offsets and watermark in
-each commit, the output topic. *Plain* (`local/bench/plain.py`) is a tuned Spark job without these parts. It parses with
-`from_json`, aggregates, appends to Delta and sends the same rows to a topic. Both use the same fetch sizes, two shuffle
-partitions, RocksDB state with changelog checkpoints and the parallel garbage collector. Two things differ. Ours writes
-files without starting a process for each file (docs/decisions/0005), and sends batches of 256 KiB to the topic instead
-of 16. After the last drain the tables of both sides are compared: both must have counted every record.
+as it is shipped, with all its parts: strict parsing, [quarantine](glossary.md), the lease, the start checks, offsets
+and watermark in each commit, the output topic. *Plain* (`local/bench/plain.py`) is a tuned Spark job without these
+parts. It parses with `from_json`, aggregates, appends to Delta and sends the same rows to a topic. Both use the same
+fetch sizes, two shuffle partitions, RocksDB state with changelog checkpoints and the parallel garbage collector. Two
+things differ. Ours writes files without starting a process for each file (docs/decisions/0005), and sends batches of
+256 KiB to the topic instead of 16. After the last drain the tables of both sides are compared: both must have counted
+every record.
 
 ## More workers, more partitions
 
