@@ -19,8 +19,10 @@ again. To drain, it has an hour by default.
 **Recovery.** Trigger it again: steps that are done already are not repeated.
 
 **Triage.** The log shows the state of the streams afterwards, with the cause for each stream that failed. *did not end
-within …*: the driver hangs. It ends itself when that time is over. Ten seconds after its last heartbeat it counts as
-dead.
+within …*: the driver still counted as running 30 seconds after its time was over. A driver kills itself when its time
+is over, but it counts that time from the moment when it sees the request. So a driver that was still starting ends
+later: trigger the DAG again. If this does not help, read the driver's log, and kill its process. Ten seconds after its
+last heartbeat it counts as dead.
 """
 
 from airflow.sdk import DAG, Param

@@ -161,14 +161,14 @@ def connect(kafka: KafkaSettings) -> KafkaAdminClient:
 
 
 class _Reasons(logging.Handler):
-    """Keeps the exceptions that are logged."""
+    """Keeps the exceptions that kafka-python logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.seen: list[BaseException] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Look for exceptions among the arguments of the message."""
+        """Keep the exceptions among the arguments of a message that kafka-python logs."""
         self.seen += [arg for arg in record.args or () if isinstance(arg, BaseException)]
 
     @property

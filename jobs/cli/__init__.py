@@ -54,7 +54,8 @@ def main() -> None:
         _refuse(str(refusal))
     except Exception as error:
         root = environment().get("LAKE_ROOT") or ""
-        # A job is tried again, so its log gets the whole trace.
+        # Airflow does not try a batch job again that has printed a refusal, but the bucket may answer later. So a job
+        # raises the error, and its log has the whole trace.
         if not root.startswith(("s3://", "s3a://")) or sys.argv[1:2] in _JOBS:
             raise
         from jobs.storage.bucket import cannot_be_used, reason_of

@@ -16,7 +16,7 @@ from jobs.control.events_needed import write_needed_from
 from jobs.control.incident import unexplained_key
 from jobs.control.writing import writing
 from jobs.finality import account_inputs
-from jobs.finality.account_inputs import AccountInputs, AccountProgress, read_inputs, ready
+from jobs.finality.account_inputs import AccountInputs, AccountProgress, need_no_account, read_inputs
 from jobs.finality.comparison import compare
 from jobs.finality.due import why_removed
 from jobs.lake.accounts import Accounts
@@ -65,7 +65,7 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
         return
     inputs = read_inputs(lake, final, accounts)
     due = inputs.due()
-    found = _sort(pipeline, inputs, due)
+    found = _divide(pipeline, inputs, due)
     if found.waiting:
         names = ", ".join(header.slice for header in found.waiting[:3])
         log.info(
@@ -85,7 +85,8 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
     _advance(lake, accounts, inputs, looked_ms if is_all else None)
 
 
-def _sort(pipeline: Pipeline, inputs: AccountInputs, due: Sequence[Header]) -> _DueSlices:
+def _divide(pipeline: Pipeline, inputs: AccountInputs, due: Sequence[Header]) -> _DueSlices:
+    """Divide the due slices into those to compare, those that cannot be compared, and those that wait."""
     noted = {header.slice: note for header in due if (note := _why_not(pipeline, inputs, header))}
     comparable = [header for header in due if header.slice not in noted]
     ranges = inputs.live.batch_ranges(_earliest(pipeline, comparable)) if comparable else []
@@ -114,9 +115,9 @@ def _why_not(pipeline: Pipeline, inputs: AccountInputs, header: Header) -> str |
     earlier = any(slice_ == header.slice for slice_, _ in inputs.accounted)
     if earlier and header.slice < inputs.pruned_before:
         return "its live rows were pruned after the account of an earlier version"
-    landed_from_ms = inputs.landed.from_ms if inputs.landed else 0
-    if not has_events(pipeline, slice_named(pipeline, header.slice), landed_from_ms):
-        return why_removed(pipeline.source, landed_from_ms)
+    events_from_ms = inputs.landed.events_from_ms if inputs.landed else 0
+    if not has_events(pipeline, slice_named(pipeline, header.slice), events_from_ms):
+        return why_removed(pipeline.source, events_from_ms)
     if inputs.batches_since and _earliest(pipeline, [header]) < inputs.batches_since:
         return f"rows about micro-batches before {inputs.batches_since:%FT%TZ} were removed because of their age"
     return None
@@ -184,10 +185,10 @@ def _prune(lake: PipelineLake, inputs: AccountInputs, accounts: Accounts, kept: 
     live rows are not pruned, since there are no final rows in their place.
     """
     pipeline = lake.pipeline
-    done = ready(inputs.headers, accounts.done({name[:8] for name in inputs.headers}), inputs.kept_from)
+    done = need_no_account(inputs.headers, accounts.done({name[:8] for name in inputs.headers}), inputs.kept_from)
     now = datetime.now(UTC)
     there, before = inputs.live.slices(), inputs.pruned_before
-    events_from_ms = inputs.landed.from_ms if inputs.landed else 0
+    events_from_ms = inputs.landed.events_from_ms if inputs.landed else 0
     for name in sorted(there | set(inputs.headers)):
         slice_ = slice_named(pipeline, name)
         if name not in inputs.headers and not has_events(pipeline, slice_, events_from_ms):

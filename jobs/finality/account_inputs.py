@@ -31,9 +31,9 @@ MAX_SLICES = 1000
 class AccountProgress:
     """How far the accounts of a pipeline are.
 
-    ``to_ms``: an event time. Every slice before it is final and has its account. It gets no account if it has lost
-    events, or if it is older than accounts are kept. ``seen_ms``: a time of publishing. The same is true of every slice
-    that was published before it.
+    ``to_ms``: an event time. No slice before it needs an account any more. Each is final and has its account, or is
+    passed over, because it has lost events or is older than accounts are kept. ``seen_ms``: a time of publishing. No
+    slice that was published before it needs an account any more.
     """
 
     to_ms: int
@@ -63,7 +63,8 @@ class AccountProgress:
         for _ in range(_DAYS_AT_ONCE):
             day = {day_of(now.to_ms)}
             headers = inputs.final.headers(day & set(inputs.final.days()))
-            before, to_ms = now, accounted_to(pipeline, now.to_ms, ready(headers, accounts.done(day), inputs.kept_from))
+            done = need_no_account(headers, accounts.done(day), inputs.kept_from)
+            before, to_ms = now, accounted_to(pipeline, now.to_ms, done)
             now = replace(now, to_ms=to_ms)
             if day_of(to_ms) == day_of(before.to_ms):
                 break
@@ -74,21 +75,21 @@ class AccountProgress:
         lake.documents(lake.pipeline.account_job).replace(_PROGRESS, vars(self))
 
 
-def accounted_to(pipeline: Pipeline, from_ms: int, ready: Collection[str]) -> int:
-    """The time up to which every slice from a moment on is final and accounted for.
+def accounted_to(pipeline: Pipeline, from_ms: int, done: Collection[str]) -> int:
+    """The time up to which every slice from a moment on is ``done``: it needs no account any more.
 
     >>> from jobs.pipelines import PIPELINES
-    >>> accounted_to(PIPELINES["rolling_sum"], 0, ready={"19700101T000000Z", "19700101T000200Z"})
+    >>> accounted_to(PIPELINES["rolling_sum"], 0, done={"19700101T000000Z", "19700101T000200Z"})
     60000
     """
     slice_ = slice_at(pipeline, from_ms)
-    while slice_.name in ready:
+    while slice_.name in done:
         slice_ = slice_at(pipeline, slice_.end_ms)
     return slice_.start_ms
 
 
-def ready(headers: Mapping[str, Header], done: Collection[tuple[str, int]], kept_from: str) -> set[str]:
-    """The slices that have an account at their version, or are older than the accounts that are kept."""
+def need_no_account(headers: Mapping[str, Header], done: Collection[tuple[str, int]], kept_from: str) -> set[str]:
+    """The slices that have an account at their version already, or are older than the accounts that are kept."""
     return {name for name, header in headers.items() if name < kept_from or (name, header.version) in done}
 
 
@@ -122,7 +123,7 @@ class AccountInputs:
 
     def due(self) -> list[Header]:
         """The slices that have no account at their version, oldest first. Slices before ``kept_from`` get none."""
-        missing = self.headers.keys() - ready(self.headers, self.accounted, self.kept_from)
+        missing = self.headers.keys() - need_no_account(self.headers, self.accounted, self.kept_from)
         return [self.headers[name] for name in sorted(missing)[:MAX_SLICES]]
 
 

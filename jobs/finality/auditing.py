@@ -68,7 +68,7 @@ def examine(
         for name, verdict in verdicts.items()
     }
     verdicts |= {name: _not_computed(why) for name, why in failed.items()}
-    folder.decide(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
+    folder.keep_verdicts(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
     _block(lake, whole.only(verdicts), verdicts, page_name, link)
     may_fail_at(FailPoint.AUDITED, 0)
     return verdicts

@@ -25,7 +25,7 @@ from jobs.storage.folders import Folder
 # How far the newest micro-batch may be behind. A stream that runs writes one every second. A stream that starts or
 # catches up needs a minute or two.
 ALLOWED_SECONDS = 180.0
-# SQL for the oldest time at which a check looks at windows and events.
+# SQL for an hour ago. The queries of a check read only windows that begin, and events that happen, after this time.
 _SINCE = "now() - INTERVAL 1 HOUR"
 _CHECKED_ALWAYS_MS = 24 * 3600 * 1000
 _SAMPLE = 100

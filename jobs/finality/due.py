@@ -106,7 +106,7 @@ class PlanInputs:
     tide_line_ms: int | None = None
     # The number of late events of each computed slice since the last plan.
     late: Mapping[str, int] = field(default_factory=dict)
-    # How many of these late events arrived in time.
+    # How many of these late events had arrived in time (`LedgerLine.in_time`).
     in_time: Mapping[str, int] = field(default_factory=dict)
     # The days on which any slice may be due; None: all days. On other days all slices are final. A slice of such a day
     # is due only if it is requested, has late events, or was left by a killed run.
@@ -117,9 +117,10 @@ class PlanInputs:
     # Final slices that need nothing: their newest line is final, at the version of their header, without late events.
     # Their lines are not in ``entries``.
     settled: Collection[str] = ()
-    # Final slices that were looked up in the ledger and are not settled. If one of them is not in ``entries``, the
-    # ledger has no line about it. The value None means that all slices in ``headers`` were looked up.
-    looked_up: Collection[str] | None = None
+    # The other final slices that the plan has looked up in the ledger. If one of them is not in ``entries``, the ledger
+    # has no line about it. None stands for all slices in ``headers``.
+    not_settled: Collection[str] | None = None
+    # Events that happened before this time were removed; 0 if no event was removed.
     events_from_ms: int = 0
 
 
@@ -241,15 +242,15 @@ def _due(inputs: PlanInputs, slice_: Slice, reason: str, boundary: Boundary) -> 
 
 def _unannounced(inputs: PlanInputs) -> tuple[str, ...]:
     """The published slices that have no final line of their version in the ledger yet."""
-    names = inputs.headers if inputs.looked_up is None else inputs.looked_up
+    names = inputs.headers if inputs.not_settled is None else inputs.not_settled
     return tuple(sorted(name for name in names if _is_unannounced(inputs.headers[name], inputs.entries.get(name))))
 
 
-def too_late(pipeline: Pipeline, late: int, events: int) -> bool:
+def reopens(pipeline: Pipeline, late: int, events: int) -> bool:
     """Whether this number of late events reopens a slice with this number of events.
 
     >>> from jobs.pipelines import PIPELINES
-    >>> [too_late(PIPELINES["rolling_sum"], late, events=1_000) for late in (10, 11)]
+    >>> [reopens(PIPELINES["rolling_sum"], late, events=1_000) for late in (10, 11)]
     [False, True]
     """
     return late > pipeline.reopen_rows or late > pipeline.reopen_share * events
@@ -266,7 +267,7 @@ def _reason(pipeline: Pipeline, inputs: PlanInputs, slice_: Slice) -> str | None
     if in_time:
         # It was made final too early: a clock was wrong, or the clocks of the brokers differ too much.
         return f"{in_time:,} missing events that had arrived in time"
-    if late and too_late(pipeline, late, header.events):
+    if late and reopens(pipeline, late, header.events):
         return f"{late:,} late events"
     if entry and entry.state in _UNFINISHED and entry.version > header.version:
         return f"unfinished: {entry.reason}" if not entry.reason.startswith("unfinished") else entry.reason
@@ -280,7 +281,7 @@ def _reason_to_try_again(pipeline: Pipeline, entry: LedgerLine, late: int, in_ti
     """
     if (entry.fingerprint, entry.checks) != (pipeline.fingerprint, pipeline.checks_fingerprint):
         return "blocked, and its definition has changed"
-    enough = in_time or (late and too_late(pipeline, late, entry.events or 0))
+    enough = in_time or (late and reopens(pipeline, late, entry.events or 0))
     return f"blocked, and {late:,} events came since" if enough else None
 
 

@@ -100,7 +100,7 @@ def with_missed(
 ) -> LedgerLine:
     """A run's line about a slice that it has computed, with the number of late events that the slice misses.
 
-    ``computed``: the header of the published slice, or before its publish the line itself.
+    ``computed``: the header of the slice if it is published, otherwise the same object as ``line``.
     If the slice's newest line is of this run, it has these numbers, with all that later plans have added. Otherwise the
     events that plans have counted so far are counted here.
     """
@@ -162,8 +162,8 @@ def _is_late(row: Mapping[str, int], computed: Header | LedgerLine, topic: Topic
     True
     """
     at_ms = computed.as_of_ms if isinstance(computed, Header) else computed.at_ms
-    # If there are no offsets, nothing of this topic was landed when the slice was computed. But records of an earlier
-    # topic may have been.
+    # A slice without offsets was computed when nothing of this topic was landed. But the event may be of an earlier
+    # topic, and was landed then. So arrival times are compared.
     if computed.offsets and _topic_id(computed) == topic.topic_id:
         return row["offset"] >= computed.offsets.get(row["partition"], 0)
     # The offsets of a re-created topic begin anew, so only times can be compared.

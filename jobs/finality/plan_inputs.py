@@ -105,7 +105,7 @@ def _inputs(
     return PlanInputs(
         now_ms=now_ms,
         first_ms=first_ms,
-        events_from_ms=landed.from_ms if landed else 0,
+        events_from_ms=landed.events_from_ms if landed else 0,
         topic=topic,
         landed=topic.landed(ends),
         headers=finals.headers(days | more),
@@ -116,10 +116,13 @@ def _inputs(
 
 
 def _with_entries(pipeline: Pipeline, inputs: PlanInputs, ledger: Ledger, asked: Collection[str]) -> PlanInputs:
-    """Add the newest ledger lines of the relevant slices."""
+    """Add the newest ledger lines of the relevant slices, except of settled slices, whose names are enough.
+
+    The lines of slices that are ``asked`` for are always added, so such a slice does not count as settled.
+    """
     recent_ms, days, wanted = settled_before_ms(pipeline, inputs.now_ms), set(inputs.days or ()), {*asked, *inputs.left}
     looked_up = [n for n, h in inputs.headers.items() if n[:8] in days or n in wanted or h.as_of_ms >= recent_ms]
     versions = {name: inputs.headers[name].version for name in looked_up if name not in asked}
     entries, settled = ledger.unsettled(days | {name[:8] for name in (*looked_up, *asked)}, versions)
-    rest = tuple(name for name in looked_up if name not in settled)
-    return replace(inputs, entries=entries, settled=settled, looked_up=rest)
+    not_settled = tuple(name for name in looked_up if name not in settled)
+    return replace(inputs, entries=entries, settled=settled, not_settled=not_settled)

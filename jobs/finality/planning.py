@@ -178,7 +178,7 @@ class Planner:
 def outdated(lake: PipelineLake) -> tuple[Slice, ...]:
     """Every final slice of an older definition that still has its events. Unlike a plan, this reads all headers."""
     pipeline, final, landed = lake.pipeline, lake.final(), lake.events()
-    headers, events_from_ms = final.headers() if final else {}, landed.from_ms if landed else 0
+    headers, events_from_ms = final.headers() if final else {}, landed.events_from_ms if landed else 0
     found = outdated_slices(pipeline, headers, events_from_ms)
     if not found and outdated_slices(pipeline, headers, 0):
         raise Refusal(why_removed(pipeline.source, events_from_ms))
@@ -198,7 +198,7 @@ def write_states(lake: PipelineLake, lines: Iterable[LedgerLine]) -> None:
 
 
 def _work(due: Due, count: Count) -> Work:
-    """The work on a slice: what is due of it, and what it must count."""
+    """The work on a due slice. ``count``: the plan's counts of its events, with which the audit compares the rows."""
     return Work(
         slice=due.slice.name,
         version=due.version,
@@ -231,7 +231,8 @@ def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:
     inputs, surveyed, last = found.snapshot.inputs, found.survey, found.snapshot.counted_before
     names = {*inputs.late, *(last.undecided if last else ())}
     if decides:
-        # This plan may remove the folders of killed runs, so their due slices must be kept here.
+        # The folder of a killed run tells the next plan its slices, but this plan may remove that folder. So those of
+        # its slices that are still due are among the names that this function returns.
         due = {slice_.name for slice_ in (*(due.slice for due in surveyed.due), *surveyed.waiting)}
         names = {*names, *inputs.left} & due
     names -= {work.slice for work in plan.work}

@@ -41,7 +41,9 @@ class Finals:
         return max(self.headers([max(self.by_day)])) if self.by_day else None
 
 
-def line_of(pipeline: Pipeline, final: FinalTable | None, landed: Landed | None) -> tuple[int | None, int | None]:
+def begin_and_tide_line(
+    pipeline: Pipeline, final: FinalTable | None, landed: Landed | None
+) -> tuple[int | None, int | None]:
     """Return where the slices of a pipeline begin, and its tide line. Each is None if there is none."""
     finals = Finals.of(final)
     first_ms = first_event_ms(pipeline, landed, finals)
@@ -50,7 +52,7 @@ def line_of(pipeline: Pipeline, final: FinalTable | None, landed: Landed | None)
 
 def whole_from_ms(pipeline: Pipeline, landed: Landed | None) -> int:
     """The begin of the first slice that has lost no event; 0 if no event was ever removed."""
-    from_ms = landed.from_ms if landed else 0
+    from_ms = landed.events_from_ms if landed else 0
     return first_whole(pipeline, from_ms, from_ms).start_ms if from_ms else 0
 
 
@@ -63,7 +65,7 @@ def first_event_ms(pipeline: Pipeline, landed: Landed | None, finals: Finals) ->
     """
     event_ms, first = landed.first_ms() if landed else None, finals.first()
     if landed and event_ms is not None:
-        event_ms = max(event_ms, first_whole(pipeline, event_ms, landed.from_ms).start_ms)
+        event_ms = max(event_ms, first_whole(pipeline, event_ms, landed.events_from_ms).start_ms)
     starts = [event_ms] if event_ms is not None else []
     return min([*starts, slice_named(pipeline, first).start_ms] if first else starts, default=None)
 

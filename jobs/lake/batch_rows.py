@@ -56,10 +56,11 @@ def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchF
     """Return the files to remove, and the file among them with the first batch, if there is one.
 
     A file is old if all its batches were planned before ``before``. All old files are removed, except the newest of
-    them. It shows that no batch is missing between it and the files that are not old. Without it, rows would seem to be
-    complete only since a later time (`complete_since`). A file with only the row of the first batch stays, too.
+    them. So the rows stay complete since a time before ``before`` (`complete_since`). A file with only the row of the
+    first batch stays, too.
 
-    In the example the files of three days are old, and that of the third day stays.
+    In the example the files of three days are old. That of the third day stays, so the rows are complete since its
+    noon. Without it they would be complete only since noon of the fourth day, which is after ``before``.
 
     >>> def of_day(day):
     ...     noon = datetime(2026, 1, day, 12, tzinfo=UTC)

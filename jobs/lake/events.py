@@ -64,7 +64,7 @@ class Landed:
         return self.note.topic_id(topic) if self.note else None
 
     @property
-    def from_ms(self) -> int:
+    def events_from_ms(self) -> int:
         """Events that happened before this time were removed as too old; 0 if none were."""
         return self.note.events_from_ms if self.note else 0
 

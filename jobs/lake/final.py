@@ -155,12 +155,12 @@ class FinalTable(FencedTable):
     def has_columns_of_now(self, slice_: str) -> bool:
         """Whether the rows of a slice were written with the columns of today's definition, in their order."""
         names = columns_of(self._pipeline).names
-        signature = {INPUTS, *schema_of(self._pipeline).names}.difference(names)
+        others = {INPUTS, *schema_of(self._pipeline).names}.difference(names)
         files, only = self._of_slice(slice_)
         # Only files that really have rows of the slice count: folded files of other slices may have other columns.
         having = [file for file in files if only is None or self._dataset([file]).count_rows(filter=only)]
         schemas = (footer(self.path / file).schema.to_arrow_schema() for file in having)
-        return all([name for name in schema.names if name not in signature] == names for schema in schemas)
+        return all([name for name in schema.names if name not in others] == names for schema in schemas)
 
     def _dataset(self, files: Iterable[str]) -> ds.FileSystemDataset:
         return dataset(self._table, self.path, files)

@@ -32,8 +32,8 @@ from jobs.storage.folders import Folder, write_whole
 from jobs.storage.parquet import arrow_place
 
 _TIME = pa.timestamp("us", tz="UTC")
-# The columns of a final row beside its window and the pipeline's own columns.
-_SIGNATURE = ("version", "as_of", "run", "fingerprint")
+# The columns of a final row beside its window and the pipeline's own columns. `jobs.finality.recompute` adds them.
+_STAMP = ("version", "as_of", "run", "fingerprint")
 # If a slice is published again, this is mostly within minutes. So the slices of an hour rest this long before a fold.
 HOUR_REST_MS = 2 * HOUR_MS
 # The limits of the files that are folded into one.
@@ -231,7 +231,7 @@ def write_folded(rows: ds.FileSystemDataset, day: str, stage: Folder) -> tuple[l
     for fragment, schema in zip(fragments, for_each(stage, attrgetter("physical_schema"), fragments), strict=True):
         # A staged file has one column more than the table.
         known = (name for name in schema.names if name in rows.schema.names)
-        groups[tuple(name for name in known if name not in _SIGNATURE)].append(fragment)
+        groups[tuple(name for name in known if name not in _STAMP)].append(fragment)
     files, total = list[Folder](), 0
     for names, alike in groups.items():
         file = stage / folder_of(day, names) / "rows.parquet"
@@ -255,13 +255,13 @@ def why_unreadable(rows: ds.FileSystemDataset) -> str | None:
 def write_without(rows: ds.FileSystemDataset, slices: Iterable[Slice], file: Folder) -> int:
     """Write the rows of a folded file without those of some slices; return how many are left."""
     (fragment,) = rows.get_fragments()
-    names = [name for name in fragment.physical_schema.names if name not in _SIGNATURE]
+    names = [name for name in fragment.physical_schema.names if name not in _STAMP]
     return write_rows(rows, names, file, ~within(slices))
 
 
 def write_rows(rows: ds.Dataset, names: Sequence[str], file: Folder, only: ds.Expression | None = None) -> int:
-    """Write rows with these columns and those of `_SIGNATURE`, a few at a time; return how many there are."""
-    columns = [*names, *_SIGNATURE]
+    """Write rows with these columns and those of `_STAMP`, a few at a time; return how many there are."""
+    columns = [*names, *_STAMP]
     schema = pa.schema([rows.schema.field(name) for name in columns])
     file.parent.mkdir(parents=True, exist_ok=True)
     name, files = arrow_place(file)
@@ -275,6 +275,7 @@ def write_rows(rows: ds.Dataset, names: Sequence[str], file: Folder, only: ds.Ex
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows, in order, in tables of at least `_GROUP_ROWS` rows. Only the last table may be smaller."""
     waiting, rows = list[pa.RecordBatch](), 0
     for batch in batches:
         waiting.append(batch)

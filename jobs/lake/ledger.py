@@ -66,8 +66,9 @@ class LateCountPosition(JsonLine):
 
     topic_id: str
     ends: Mapping[int, int]
-    # Set when the topic was re-created. Records that arrived up to this time may be of the earlier topic. They were
-    # counted once by their arrival, because the offsets above do not apply to them.
+    # 0 until a count finds that the topic was re-created. That count sets it to the arrival time of the newest landed
+    # record. Records that arrived up to then may be of the earlier topic, so the offsets ``ends`` do not apply to them.
+    # That count took them by their arrival times, and later counts leave them out.
     since_ms: int = 0
     at_ms: int = 0
     # Old slices with counted late events, about which the last plan did not decide. The next plan needs their names,

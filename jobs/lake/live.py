@@ -109,7 +109,7 @@ class Live:
 class PruneRequest:
     """The account's request to the live job: remove the rows of ``slices``, which are final and explained."""
 
-    # Every slice that was ever named in a request lies before the slice with this name. Empty before the first request.
+    # The name of a slice. All requests so far have named only slices before it. Empty before the first request.
     before: str = ""
     slices: tuple[str, ...] = ()
 

@@ -1,4 +1,7 @@
-"""A slice to be published, and the errors that prevent its publish."""
+"""A slice to be published, and the errors that prevent its publish.
+
+`jobs.lake.final` raises them when versions differ or rows cannot be read. `jobs.finality.publishing` handles them.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -85,7 +85,8 @@ class LedgerLine:
     events: int | None = None
     # Events that came after the slice was computed, so they are not in it.
     late: int = 0
-    # How many of the late events arrived in time. None: an older version of Tideline has not counted them separately.
+    # How many of these events had arrived in time (`is_in_time`). They are not in the slice because a wrong clock let
+    # it be computed too early. None: an older version of Tideline wrote the line, and did not count them separately.
     in_time: int | None = 0
     checks: str | None = None
     checksum: str | None = None

@@ -226,7 +226,7 @@ class TableWriter(FencedTable):
         self.note = note
 
     def prune(self, slices: Collection[str], batches_kept: timedelta | None = None) -> None:
-        """Remove the rows of these slices, and old rows about micro-batches, in one commit."""
+        """Remove rows of these slices, and old rows about micro-batches, in one commit. Only live tables have both."""
         if self.note is None:
             return
         files = {

@@ -67,7 +67,10 @@ def of_windows(pipeline: Pipeline) -> tuple[Rule, ...]:
 
 
 def of_slices() -> tuple[Rule, ...]:
-    """The rules for the numbers of a slice; each slice is one row."""
+    """The rules for the numbers of a slice; each slice is one row.
+
+    The table in the docstring of `jobs.finality.auditing._facts` explains each number.
+    """
     return (
         _equal(
             "staged",

@@ -64,7 +64,7 @@ def write_json(names: Sequence[str], batches: Iterable[pa.RecordBatch], out: Tex
     try:
         for row in _rows(batches):
             text = "{" + ", ".join(key + _json(value) for key, value in zip(keys, row, strict=True)) + "}"
-            # A program that reads JSON gets the same string from both forms.
+            # JSON has two forms of a character: itself, and an escape. A program reads the same string from either.
             out.write(separator + (_STEERING.sub(lambda sign: json.dumps(sign[0])[1:-1], text) if safe else text))
             separator = ",\n "
     finally:

@@ -99,7 +99,10 @@ def _children(folder: Folder) -> list[Folder]:
 
 
 def _folders(lake_root: Folder, name: str) -> list[Folder]:
-    """The folders of a name, at all places where they can be. In a bucket nothing is torn, so there is only one."""
+    """The folders with this name, at all places where they can be.
+
+    In a bucket no file is torn. There only a reset puts something aside, in a folder of `checkpoints`.
+    """
     if not isinstance(lake_root, Path):
         return [lake_root / CHECKPOINTS / name]
     # Checkpoints of `ingest` lie one level deeper. Tables are not searched so deep, since that level holds all their

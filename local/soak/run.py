@@ -18,7 +18,7 @@ import psutil
 from jobs.airflow_api.client import AirflowApi
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
-from jobs.finality.tide_line import line_of
+from jobs.finality.tide_line import begin_and_tide_line
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES, STREAMS
 from jobs.pipelines.layout import dag_id_of
@@ -199,7 +199,7 @@ def age_of_tide_line(lake: PipelineLake) -> tuple[float, int]:
     Before any slice is final, the age counts from the begin of the first slice.
     """
     pipeline, final = lake.pipeline, lake.final()
-    first_ms, tide_line_ms = line_of(pipeline, final, lake.events())
+    first_ms, tide_line_ms = begin_and_tide_line(pipeline, final, lake.events())
     if first_ms is None:
         return 0.0, 0
     since_ms = slice_at(pipeline, first_ms).start_ms if tide_line_ms is None else tide_line_ms

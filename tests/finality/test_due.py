@@ -226,7 +226,7 @@ def test_of_days_that_are_whole_only_news_takes_a_slice() -> None:
     later = inputs_with(
         next_day.end_ms - FIRST.end_ms, days={next_day.name[:8]}, headers={FIRST.name: header(events=1)}
     )
-    later = replace(later, entries=seen(entry()), looked_up=())
+    later = replace(later, entries=seen(entry()), not_settled=())
     assert due(survey(SUM, later)) == {next_day.name: "closed"}
     assert due(survey(SUM, replace(later, late={FIRST.name: 5})))[FIRST.name] == "5 late events"
     assert set(due(survey(SUM, later, Request(slices=(FIRST,), reason="a test")))) == {FIRST.name}

@@ -144,7 +144,7 @@ class LandedModel:
         self.records = world.broker.landed[: self.note.landed]
 
     # No event of the simulation is old enough to be removed.
-    from_ms = 0
+    events_from_ms = 0
 
     @property
     def version(self) -> int:

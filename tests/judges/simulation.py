@@ -89,7 +89,7 @@ def run(
     folder.keep_staged(own.result())
     planning.write_states(lake, [planned.plan.line(w, State.AUDITING, at_ms=world.clock_ms) for w in planned.plan.work])
     world.operate("audit: decide")
-    folder.decide(
+    folder.keep_verdicts(
         {
             work.slice: {"passed": work.slice not in world.bad, "failures": [], "rows": 1, "checksum": str(work.events)}
             for work in planned.plan.work

@@ -169,7 +169,7 @@ def test_who_tells_an_older_version_does_not_hide_the_run_on_the_next(
         planner_of(world).plan("dying", Request(slices=(slice_,), reason="asked"))
         folder = RunFolder.of(LakeModel.of(world), "telling")
         folder.keep_staged({})
-        folder.decide({})
+        folder.keep_verdicts({})
         publish(world, "telling", world.clock_ms)
         run(world, "second")
         header, _ = world.history[-1][slice_.name]
@@ -238,7 +238,7 @@ def test_a_blocked_slice_stays_blocked_when_its_topic_is_re_created(
         world.clock_ms += 1_000
         world.arrive(*(slice_.start_ms + at for at in range(3)))
         world.broker.land_all()
-        monkeypatch.setattr(due, "too_late", lambda *_: False)
+        monkeypatch.setattr(due, "reopens", lambda *_: False)
         monkeypatch.setattr(late, "_is_late", lambda *_: True)
         planner_of(world).plan("later")
         line = [entry for entry in world.lines if entry.slice == slice_.name][-1]

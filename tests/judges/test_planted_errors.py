@@ -35,7 +35,7 @@ def test_a_publish_that_does_not_look_at_the_clock_is_found(tmp_path: Path, monk
 
 def test_a_plan_that_forgets_what_came_in_time_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due, "in_time_of", lambda *_: 0)
-    monkeypatch.setattr(due, "too_late", lambda *_: False)
+    monkeypatch.setattr(due, "reopens", lambda *_: False)
     assert any(simulate(tmp_path, seed) for seed in range(0, 500, 5))
 
 

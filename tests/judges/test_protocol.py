@@ -236,7 +236,7 @@ def test_of_two_runs_on_one_slice_one_publishes_and_the_other_says_why_not(tmp_p
             own = Try.begin(folder.path, plan.names)
             folder.keep_staged({work.slice: stage_slice(own, work) for work in plan.work})
             verdict = {"passed": True, "failures": [], "rows": 1, "checksum": "c"}
-            folder.decide({work.slice: verdict for work in plan.work})
+            folder.keep_verdicts({work.slice: verdict for work in plan.work})
         fast = publish(world, "fast", world.clock_ms)
         slow = publish(world, "slow", world.clock_ms)
         assert fast.versions == {work.slice: 1 for work in plans["fast"].work}

@@ -19,7 +19,7 @@ from jobs.control.lease import Lease
 from jobs.finality.account_inputs import accounted_to
 from jobs.finality.due import PlanInputs, Request, TopicEnds, needed_from_ms, survey
 from jobs.finality.planning import outdated
-from jobs.finality.tide_line import line_of
+from jobs.finality.tide_line import begin_and_tide_line
 from jobs.lake import event_hours
 from jobs.lake import stream_tables as tables
 from jobs.lake.delta.fenced import OvertakenError
@@ -105,7 +105,7 @@ class Events:
     def from_ms(self) -> int:
         landed = Landed.at(self.lake, SOURCE)
         assert landed
-        return landed.from_ms
+        return landed.events_from_ms
 
 
 def moment(time_ms: int) -> datetime:
@@ -129,7 +129,7 @@ def test_hours_that_are_older_than_is_kept_go_at_once_and_the_version_says_so(ev
     assert events.writer.version == before + 1, "nothing more is old"
     then = Landed.at(events.lake, SOURCE, before)
     assert then
-    assert (then.from_ms, then.first_ms()) == (0, old[0]), "who has pinned the version before reads it as it was"
+    assert (then.events_from_ms, then.first_ms()) == (0, old[0]), "who has pinned the version before reads it as it was"
 
 
 def test_what_was_removed_is_handed_on_by_all_that_the_writer_says(events: Events) -> None:
@@ -266,7 +266,7 @@ def test_of_a_lake_of_which_events_were_removed_only_whole_slices_are_due(events
 
 def first_of(events: Events, of: Pipeline) -> int | None:
     """The time at which a pipeline without final slices would begin."""
-    return line_of(of, None, Landed.at(events.lake, SOURCE))[0]
+    return begin_and_tide_line(of, None, Landed.at(events.lake, SOURCE))[0]
 
 
 def test_the_tide_line_stays_when_the_first_events_go(events: Events) -> None:
@@ -275,10 +275,11 @@ def test_the_tide_line_stays_when_the_first_events_go(events: Events) -> None:
     some = slices_between(hours, NOON_MS - 3 * DAY_MS, NOON_MS - DAY_MS)
     final.publish([Publication(header=replace(header(s), slice_seconds=3600, rows=0), files=()) for s in some])
     events.land(NOON_MS - 3 * DAY_MS, NOON_MS - DAY_MS - 1, NOON_MS)
-    before = line_of(hours, final, Landed.at(events.lake, SOURCE))
+    before = begin_and_tide_line(hours, final, Landed.at(events.lake, SOURCE))
     events.remove_old()
     assert events.from_ms
-    assert line_of(hours, final, Landed.at(events.lake, SOURCE)) == before == (NOON_MS - 3 * DAY_MS, NOON_MS - DAY_MS)
+    assert before == (NOON_MS - 3 * DAY_MS, NOON_MS - DAY_MS)
+    assert begin_and_tide_line(hours, final, Landed.at(events.lake, SOURCE)) == before
 
 
 def test_a_gap_that_nobody_can_fill_any_more_holds_no_events_back(events: Events) -> None:
@@ -290,9 +291,9 @@ def test_a_gap_that_nobody_can_fill_any_more_holds_no_events_back(events: Events
     headers = [replace(header(s), slice_seconds=3600, rows=0) for s in (*before, *since)]
     final.publish([Publication(header=each, files=()) for each in headers])
     events.land(*range(NOON_MS - 6 * DAY_MS, NOON_MS, HOUR_MS))
-    assert line_of(hours, final, Landed.at(events.lake, SOURCE))[1] == NOON_MS - 5 * DAY_MS
+    assert begin_and_tide_line(hours, final, Landed.at(events.lake, SOURCE))[1] == NOON_MS - 5 * DAY_MS
     events.remove_old()
-    first_ms, tide_line_ms = line_of(hours, final, Landed.at(events.lake, SOURCE))
+    first_ms, tide_line_ms = begin_and_tide_line(hours, final, Landed.at(events.lake, SOURCE))
     assert tide_line_ms == end_ms
     seen = inputs(first_ms=first_ms, tide_line_ms=tide_line_ms, headers={each.slice: each for each in headers})
     seen = replace(seen, events_from_ms=events.from_ms)

@@ -294,7 +294,7 @@ def test_a_run_folder_that_dies_anywhere_has_whole_documents_or_none(tmp_path: P
         folder = RunFolder.of(PipelineLake(lake, SUM), "r")
         folder.begin(plan_of("r", work_of(FIRST.name)))
         folder.keep_staged({FIRST.name: StagedSlice(read=1)})
-        folder.decide({FIRST.name: {"passed": True}})
+        folder.keep_verdicts({FIRST.name: {"passed": True}})
         folder.keep_replaced_windows(FIRST.name, windows(FIRST, 1).select(["window_start", "key"]))
         folder.end()
 
@@ -330,7 +330,7 @@ def test_of_an_outage_the_newest_run_stays_and_those_whose_slices_it_has_planned
     for run in ("restated", "audited", "replaced", "under way", "a stage"):
         RunFolder.of(PipelineLake(tmp_path, SUM), run).begin(plan_of(run, work_of(FIRST.name)))
     RunFolder.of(PipelineLake(tmp_path, SUM), "restated").begin(plan_of("restated", work_of("20200101T000000Z")))
-    RunFolder.of(PipelineLake(tmp_path, SUM), "audited").decide({FIRST.name: {"passed": False}})
+    RunFolder.of(PipelineLake(tmp_path, SUM), "audited").keep_verdicts({FIRST.name: {"passed": False}})
     RunFolder.of(PipelineLake(tmp_path, SUM), "replaced").keep_replaced_windows(
         FIRST.name, windows(FIRST, 1).select(["window_start", "key"])
     )

@@ -93,7 +93,7 @@ def rows_of(pipeline: Pipeline, slice_: Slice, version: int, rows: int) -> pa.Ta
 
 
 def folders(table: FinalTable) -> list[str]:
-    """The folder of each file with rows; for folded files without the signature of their columns."""
+    """The folder of each file with rows; for folded files without the digest of their columns."""
     values = (value_of(file) for file in files_with_sizes(DeltaTable(str(table.path))))
     rows = (value for value in values if not value.startswith(HEADERS_SLICE))
     return sorted(value[:13] if value.startswith(ROWS_SLICE) else value for value in rows)

@@ -110,7 +110,7 @@ def test_a_run_with_such_a_slice_has_not_ended_so_that_a_plan_finds_it(tmp_path:
     ended = []
     for run in ("first", "second", "third"):
         folder, _ = stage(tmp_path, [(AN_HOUR[0], 2)], run)
-        folder.decide({name: {"passed": True, "checksum": "c", "rows": 1, "failures": []}})
+        folder.keep_verdicts({name: {"passed": True, "checksum": "c", "rows": 1, "failures": []}})
         settings = replace(Settings.from_env({}), lake_root=tmp_path)
         published = publishing.publish(PipelineLake(settings.lake_root, SUM), settings.kafka, run, now_ms=DAYS_LATER)
         assert (list(published.refused), published.versions) == ([name], {})

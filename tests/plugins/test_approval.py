@@ -33,7 +33,7 @@ def block(lake: Path, *, as_of_ms: int = 1, checksum: str = "c") -> None:
     plan = plan_of(RUN, work, as_of_ms=as_of_ms)
     folder = RunFolder.of(PipelineLake(lake, SUM), RUN)
     folder.begin(plan)
-    folder.decide({SLICE: {"passed": False, "failures": [], "rows": 1, "checksum": checksum}})
+    folder.keep_verdicts({SLICE: {"passed": False, "failures": [], "rows": 1, "checksum": checksum}})
     Ledger.open(lake, SUM).append([plan.line(work, State.BLOCKED, at_ms=as_of_ms)])
 
 

@@ -195,7 +195,7 @@ class RunFolder:
 
         return files
 
-    def decide(self, verdicts: Mapping[str, Mapping[str, Any]]) -> None:
+    def keep_verdicts(self, verdicts: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the audit's verdicts, slice by slice."""
         self._write("verdicts", dict(verdicts))
 

@@ -30,10 +30,11 @@ def isolate(slices: Sequence[str], compute: Callable[[Sequence[str]], _Result]) 
         compute: computes a group of them at once, and raises a `ComputeError` if that fails.
 
     Raises:
-        ComputeError: no slice can be computed now, as in an outage, so no slice is blamed. Two tests find this out. If
-            two slices fail and there is no result yet, the last slice is computed. If nothing was computed after the
-            last slice that failed alone, a slice that was computed before is computed again. The error is raised if a
-            test fails, or if no slice was ever computed.
+        ComputeError: no slice can be computed now, as in an outage, so no slice is blamed. Two tests find this out.
+            The first is made each time a slice fails alone, from the second such slice on, while there is no result:
+            the last of ``slices`` is computed, too. The second is made at the end, if no group was computed after the
+            newest slice that failed alone: a slice of an earlier result is computed again. The error is raised if a
+            test fails, or if the second one is due and there is no result.
 
     >>> def compute(group):
     ...     if "c" in group:

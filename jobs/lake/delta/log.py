@@ -84,7 +84,8 @@ def keep_entry(path: Folder, version: int) -> None:
     checkpoint = entry.parent / f"{version:020}.checkpoint.parquet"
     # A bucket needs no such step, and each look at a file is a request.
     made = [checkpoint] if isinstance(checkpoint, Path) and checkpoint.is_file() else []
-    # The entry comes last: its fsync may also write down all earlier renames.
+    # The content of the checkpoint comes first. The fsync of the entry may also make earlier renames durable, such as
+    # that of the checkpoint. If its content were not durable yet, a power cut could leave a torn checkpoint.
     make_durable(*made, entry, entry.parent)
 
 

@@ -36,7 +36,10 @@ def _up_to_a_good_size(files: Iterator[File]) -> Iterator[list[File]]:
 
 
 def similar(files: Sequence[File]) -> dict[str, int]:
-    """Return as many of the smallest files as possible; their largest is no larger than the others together.
+    """Return the smallest files, as many as possible, so that none is larger than the others of them together.
+
+    ``files`` must be in the order of their sizes. In the example d is larger than a, b and c together, so it is left
+    out.
 
     >>> similar([("a", 1), ("b", 1), ("c", 2), ("d", 90)])
     {'a': 1, 'b': 1, 'c': 2}

@@ -76,13 +76,15 @@ class _Delivery:
             if nobody:
                 self.incidents.settle(unsent, ())
             return nobody
-        sent = unsent.sent | {name for name in self.channels if name not in unsent.sent and self._leaves(unsent, name)}
+        missing = [name for name in self.channels if name not in unsent.sent]
+        sent = unsent.sent | {name for name in missing if self._send_through(unsent, name)}
         done = sent >= self.channels.keys()
         if done:
             self.incidents.settle(unsent, sent)
         return done
 
-    def _leaves(self, unsent: Unsent, channel: str) -> bool:
+    def _send_through(self, unsent: Unsent, channel: str) -> bool:
+        """Try to send a message through one channel; return whether this process has sent it."""
         claim = None if channel in self.dead else self.incidents.claim(unsent, channel)
         if claim is None:
             return False

@@ -49,8 +49,8 @@ class StreamTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every second. If a look fails, the next one follows all the same."""
-        while not await self._looks_over():
-            self._have_told()
+        while not await self._is_known_to_be_over():
+            self._start_delivery()
             await asyncio.sleep(POLL_SECONDS)
         yield TriggerEvent({"job": self.job, "epoch": self.epoch})  # type: ignore[no-untyped-call]
 
@@ -60,8 +60,8 @@ class StreamTrigger(BaseTrigger):
             await asyncio.to_thread(ask_to_stop_once, self._control(), self.epoch)
             self.log.info("asked the driver of epoch %d to stop after its micro-batch", self.epoch)
 
-    def _have_told(self) -> None:
-        """Send messages in a thread: a channel that hangs must not delay the next look at the driver."""
+    def _start_delivery(self) -> None:
+        """If there is news, begin to send it in a thread: a channel that hangs must not delay the next look."""
         if self._news and (self._delivery is None or self._delivery.done()):
             self._news = False
             act = deliver_and_make_room if self._short[1] else deliver
@@ -70,7 +70,8 @@ class StreamTrigger(BaseTrigger):
     def _control(self) -> Control:
         return Control.of(folder_at(self.lake_root), self.job)
 
-    async def _looks_over(self) -> bool:
+    async def _is_known_to_be_over(self) -> bool:
+        """Whether to fire now; False if the control folder cannot be read."""
         try:
             return await asyncio.to_thread(self._is_over)
         except Exception as error:
