@@ -101,7 +101,7 @@ class Landed:
         window, length = pipeline.window, pipeline.slice_seconds * 1000
         same = ", ".join(["time", *(f'"{name}"' for name in pipeline.source.identity)])
         counted = f"(SELECT DISTINCT {same} FROM accepted)" if pipeline.source.identity else "accepted"
-        span = (min(slices).start_ms, max(slices).end_ms + window.reach_ms)
+        happened = _happened(min(slices).start_ms, max(slices).end_ms + window.reach_ms)
         in_slice = f"SELECT time // {length} AS slice, count(*) FROM accepted GROUP BY 1"
         in_windows = f"""
             SELECT start // {length} AS slice, count(*)
@@ -114,7 +114,7 @@ class Landed:
             (group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms)
             for group in adjacent_groups(slices)
         ]
-        with self._accepted(self.files(ranges), span) as database:
+        with self._accepted(self.files(ranges), happened) as database:
             events: dict[int, int] = dict(database.execute(in_slice).fetchall())
             # The time of an event alone gives its windows, except for sessions.
             has_grid = window.kind is not WindowKind.SESSION
@@ -146,24 +146,30 @@ class Landed:
         # Of a partition that is missing in ``ends`` all events are returned.
         files = self._holding_offsets_from(min((ends.get(partition, 0) for partition in self._partitions), default=0))
         with self._accepted(
-            [file for file in self.files([(0, before_ms)]) if file in files], (0, before_ms)
+            [file for file in self.files([(0, before_ms)]) if file in files], _happened(0, before_ms)
         ) as database:
             where = f"arrival > {since_ms} AND ({landed_after})"
             return database.sql(
                 f'SELECT partition, "offset", time, arrival FROM accepted WHERE {where}'
             ).to_arrow_table()
 
-    def _accepted(self, files: Sequence[str], span: tuple[int, int]) -> duckdb.DuckDBPyConnection:
-        """Open a database with the view `accepted`: the accepted events of a span, with times in milliseconds."""
+    def newest(self, span_ms: int) -> duckdb.DuckDBPyConnection:
+        """Open a database with the view `accepted`: the events that arrived within ``span_ms`` of the newest record."""
+        arrivals = {action["path"]: action.get("max.arrival_time") for action in self._actions}
+        from_ms = max(0, max((_ms(newest) for newest in arrivals.values() if newest), default=0) - span_ms)
+        files = [path for path, newest in arrivals.items() if newest is None or _ms(newest) >= from_ms]
+        return self._accepted(files, f"arrival_time >= make_timestamptz({from_ms * 1000})")
+
+    def _accepted(self, files: Sequence[str], condition: str) -> duckdb.DuckDBPyConnection:
+        """Open a database with the view `accepted`: accepted events under a condition, with times in milliseconds."""
         database = duckdb.connect()
         # One thread, because the streams use the same machine.
         database.execute("SET TimeZone = 'UTC'; SET threads = 1")
         database.register("landed", dataset(self.table, self.path, files))
-        from_, to = (f"make_timestamptz({ms * 1000})" for ms in span)
         database.execute(
             f"""CREATE TEMP VIEW accepted AS
             SELECT *, epoch_ms(event_time) AS time, epoch_ms(arrival_time) AS arrival
-            FROM landed WHERE reason IS NULL AND event_time >= {from_} AND event_time < {to}"""
+            FROM landed WHERE reason IS NULL AND {condition}"""
         )
         return database
 
@@ -203,6 +209,11 @@ class Landed:
     def _holding_offsets_from(self, offset: int) -> set[str]:
         last = ((action["path"], action.get("max.offset")) for action in self._actions)
         return {path for path, newest in last if newest is None or newest >= offset}
+
+
+def _happened(from_ms: int, before_ms: int) -> str:
+    from_, before = (f"make_timestamptz({ms * 1000})" for ms in (from_ms, before_ms))
+    return f"event_time >= {from_} AND event_time < {before}"
 
 
 def _ms(moment: datetime) -> int:
