@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 
 from jobs.lake.delta.reading import value_of
 from jobs.pipelines.layout import HOUR_MS
+from jobs.times import ms_of
 
 # The first turn may find years of files. A commit with more files than this would delay the stream.
 MOST_FILES = 20_000
@@ -61,6 +62,4 @@ def _newest_arrival_ms(actions: pa.Table) -> int:
     if "max.arrival_time" not in actions.column_names:
         return 0
     newest: datetime | None = pc.max(actions.column("max.arrival_time")).as_py()
-    if newest is None:
-        return 0
-    return round((newest if newest.tzinfo else newest.replace(tzinfo=UTC)).timestamp() * 1000)
+    return ms_of(newest) if newest else 0

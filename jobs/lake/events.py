@@ -6,7 +6,6 @@ This works without Spark: the table's log shows which files can have events of a
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, Self
 
@@ -23,8 +22,8 @@ from jobs.pipelines.slices import Slice, adjacent_groups
 from jobs.pipelines.source import Source
 from jobs.pipelines.window import WindowKind
 from jobs.storage.folders import Folder
+from jobs.times import ms_of
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ASKED = (
     *("path", "num_records", "null_count.event_time", "min.event_time", "max.event_time"),
     *("max.offset", "max.arrival_time"),
@@ -130,7 +129,7 @@ class Landed:
     def newest_arrival_ms(self) -> int:
         """Return when the newest record arrived, by the log alone; the present time if a file has no statistics."""
         newest = [action.get("max.arrival_time") for action in self._actions]
-        known = [_ms(moment) for moment in newest if moment]
+        known = [ms_of(moment) for moment in newest if moment]
         return max(known) if len(known) == len(newest) and known else round(time.time() * 1000)
 
     def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
@@ -156,8 +155,8 @@ class Landed:
     def newest(self, span_ms: int) -> duckdb.DuckDBPyConnection:
         """Open a database with the view `accepted`: the events that arrived within ``span_ms`` of the newest record."""
         arrivals = {action["path"]: action.get("max.arrival_time") for action in self._actions}
-        from_ms = max(0, max((_ms(newest) for newest in arrivals.values() if newest), default=0) - span_ms)
-        files = [path for path, newest in arrivals.items() if newest is None or _ms(newest) >= from_ms]
+        from_ms = max(0, max((ms_of(newest) for newest in arrivals.values() if newest), default=0) - span_ms)
+        files = [path for path, newest in arrivals.items() if newest is None or ms_of(newest) >= from_ms]
         return self._accepted(files, f"arrival_time >= make_timestamptz({from_ms * 1000})")
 
     def _accepted(self, files: Sequence[str], condition: str) -> duckdb.DuckDBPyConnection:
@@ -195,8 +194,8 @@ class Landed:
                 continue
             first, last = action.get("min.event_time"), action.get("max.event_time")
             found[action["path"]] = (
-                max(_ms(first), hour) if first else hour,
-                min(_ms(last), hour + HOUR_MS - 1) if last else hour + HOUR_MS - 1,
+                max(ms_of(first), hour) if first else hour,
+                min(ms_of(last), hour + HOUR_MS - 1) if last else hour + HOUR_MS - 1,
             )
         return found
 
@@ -214,8 +213,3 @@ class Landed:
 def _happened(from_ms: int, before_ms: int) -> str:
     from_, before = (f"make_timestamptz({ms * 1000})" for ms in (from_ms, before_ms))
     return f"event_time >= {from_} AND event_time < {before}"
-
-
-def _ms(moment: datetime) -> int:
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (aware - _EPOCH) // timedelta(milliseconds=1)
