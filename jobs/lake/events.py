@@ -18,7 +18,7 @@ from jobs.lake.event_hours import hour_ms
 from jobs.lake.stream_tables import Note, note_at
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, adjacent_groups
+from jobs.pipelines.slices import Slice, event_ranges
 from jobs.pipelines.source import Source
 from jobs.pipelines.window import WindowKind
 from jobs.storage.folders import Folder
@@ -109,11 +109,7 @@ class Landed:
                 time + 1, {window.slide_ms})) AS start FROM {counted})
             GROUP BY 1"""
         # One late slice of last week must not cause a read of the whole week.
-        ranges = [
-            (group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms)
-            for group in adjacent_groups(slices)
-        ]
-        with self._accepted(self.files(ranges), happened) as database:
+        with self._accepted(self.files(event_ranges(pipeline, slices)), happened) as database:
             events: dict[int, int] = dict(database.execute(in_slice).fetchall())
             # The time of an event alone gives its windows, except for sessions.
             has_grid = window.kind is not WindowKind.SESSION

@@ -116,6 +116,18 @@ def adjacent_groups(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
     return [tuple(group) for group in groups]
 
 
+def event_ranges(pipeline: Pipeline, slices: Iterable[Slice]) -> list[tuple[int, int]]:
+    """The ranges [from, to) of event time from which some slices are computed. Adjacent slices share a range.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> event_ranges(PIPELINES["rolling_sum_sliding"], [Slice(0, 60_000), Slice(60_000, 120_000)])
+    [(0, 120750)]
+    """
+    window = pipeline.window
+    groups = adjacent_groups(slices)
+    return [(group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms) for group in groups]
+
+
 def over_at(pipeline: Pipeline, slice_: Slice) -> int:
     """The time at which a slice is over: every event that arrives for it from then on is too late.
 
