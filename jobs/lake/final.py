@@ -124,6 +124,10 @@ class FinalTable(FencedTable):
                 )
         return found
 
+    def header(self, slice_: str) -> Header | None:
+        """Return the header of a slice; None if it is not final."""
+        return self.headers({slice_[:8]}).get(slice_)
+
     def _headers_in(self, files: Iterable[str]) -> list[Header]:
         wanted = list(files)
         for file in wanted:
@@ -294,10 +298,9 @@ class FinalTable(FencedTable):
         actions += [self.removal(file.path, file.size, data_change=False) for file in fold.files]
         check()
         self.transact(actions, json.dumps({"folded": fold.day}, separators=(",", ":")))
-        seconds = time.monotonic() - began
         log.info(
             "folded %d files of %s of %s into %d in %.1f s",
-            *(len(fold.files), self.path.name, fold.day, len(files), seconds),
+            *(len(fold.files), self.path.name, fold.day, len(files), time.monotonic() - began),
         )
         return True
 

@@ -230,7 +230,7 @@ def _restate(made: MadeLake, slice_: Slice, run: str, events: int) -> dict[str, 
     }
     took = {name: seconds_of(part) for name, part in parts.items()}
     final = lake.final()
-    header = final.headers([slice_.name[:8]])[slice_.name] if final else None
+    header = final.header(slice_.name) if final else None
     if header is None or versions != {slice_.name: header.version} or abs(header.events / events - 1) > 0.01:
         raise Refusal(f"run {run!r}: published={versions} header={header}, expected events={events:,}")
     return took

@@ -76,7 +76,7 @@ def one_slice(pipeline: _Pipeline, name: str) -> str:
     lake = _lake(pipeline)
     ledger, final = lake.ledger(), lake.final()
     history = ledger.history(known) if ledger else []
-    header = final.headers([known[:8]]).get(known) if final else None
+    header = final.header(known) if final else None
     if not history and header is None:
         raise HTTPException(404, f"slice {known} of {pipeline.name} is neither in the ledger nor final")
     heads = ("time", "state", "version", "rows", "events", "late", "run", "reason", "checks")
