@@ -15,7 +15,7 @@ from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
 from jobs.pipelines.days import day_of
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import slice_at
+from jobs.pipelines.slices import day_of_slice, slice_at
 from jobs.settings import KeptDays
 
 # The document in the control folder of the account.
@@ -131,7 +131,8 @@ def read_inputs(lake: PipelineLake, final: FinalTable, accounts: Accounts | None
     live, ledger = lake.live(), lake.ledger()
     progress, kept_from, there = AccountProgress.read(lake), accounts_kept_from(final), final.days()
     changed = final.days_changed_since(progress.seen_ms if progress else 0)
-    days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
+    in_live = {day_of_slice(name) for name in live.slices()}
+    days = {day for day in there if day >= kept_from} & changed | in_live & set(there)
     return AccountInputs(
         final=final,
         headers=final.headers(days),

@@ -16,7 +16,7 @@ from jobs.lake.delta.fenced import Action, FencedTable, kept_for, opened
 from jobs.lake.delta.reading import dataset, files_with_sizes, table_at, value_of
 from jobs.lake.slices import Boundary, LedgerLine, State
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import slice_named
+from jobs.pipelines.slices import day_of_slice, slice_named
 from jobs.settings import KeptDays
 from jobs.storage.folders import Folder
 from jobs.storage.json_line import JsonLine
@@ -108,7 +108,7 @@ class Ledger(FencedTable):
         """Return the newest line of each slice, or only of the given slices."""
         if slices is None:
             return _entries(self._newest())
-        rows = self._newest({slice_[:8] for slice_ in slices})
+        rows = self._newest({day_of_slice(slice_) for slice_ in slices})
         return _entries(rows.filter(pc.is_in(rows.column("slice"), pa.array(slices, pa.string()))))
 
     def days(self) -> list[str]:
@@ -139,7 +139,7 @@ class Ledger(FencedTable):
 
     def history(self, slice_: str) -> list[LedgerLine]:
         """Return all lines of a slice, in order."""
-        rows = self._rows({slice_[:8]}).to_pylist()
+        rows = self._rows({day_of_slice(slice_)}).to_pylist()
         return [_entry(row) for row in rows if row["slice"] == slice_]
 
     def _rows(self, days: Collection[str] | None) -> pa.Table:
@@ -158,7 +158,7 @@ class Ledger(FencedTable):
         """
         by_day: dict[str, list[LedgerLine]] = {}
         for entry in entries:
-            by_day.setdefault(entry.slice[:8], []).append(entry)
+            by_day.setdefault(day_of_slice(entry.slice), []).append(entry)
         if not by_day:
             return
         with self.staged() as stage:

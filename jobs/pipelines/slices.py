@@ -89,6 +89,15 @@ def start_ms_of(name: str) -> int:
     return round(start.timestamp() * 1000)
 
 
+def day_of_slice(name: str) -> str:
+    """The day on which a slice begins, as part of its name.
+
+    >>> day_of_slice("20260131T120000Z")
+    '20260131'
+    """
+    return name[:8]
+
+
 def slice_named(pipeline: Pipeline, name: str) -> Slice:
     """The slice with this name. A name that is no slice of the pipeline is refused."""
     found = slice_at(pipeline, start_ms_of(name))

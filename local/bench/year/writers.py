@@ -28,7 +28,7 @@ from jobs.pipelines import INGEST
 from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, over_at, slice_named, start_ms_of
+from jobs.pipelines.slices import Slice, day_of_slice, over_at, slice_named, start_ms_of
 from jobs.pipelines.source import Source
 from jobs.settings import KeptDays, Settings
 from jobs.storage.folders import Folder
@@ -225,7 +225,7 @@ class PipelineYear:
             counts = {"windows": 1, "differing": 1, "unexplained": 0}
             totals += [{**at, "kind": kind, **counts} for kind in ("slice", "age")]
             totals.append({**at, "kind": "cause", "cause": "late", "events": 1, "window_events": 1})
-            by_day.setdefault(header.slice[:8], []).append(
+            by_day.setdefault(day_of_slice(header.slice), []).append(
                 {**self._window(header.slice), "slice": header.slice, "version": header.version, "run": "scheduled"}
             )
         for day, rows in by_day.items():
