@@ -12,12 +12,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from jobs.lake.delta.reading import value_of
-from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.layout import HOUR_FORMAT, HOUR_MS
 from jobs.times import ms_of
 
 # The first turn may find years of files. A commit with more files than this would delay the stream.
 MOST_FILES = 20_000
-_HOUR_FORMAT = "%Y-%m-%dT%H"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ def hour_ms(file: str) -> int:
     >>> hour_ms("hour=1970-01-01T02/part-0.parquet")
     7200000
     """
-    begin = datetime.strptime(value_of(file), _HOUR_FORMAT).replace(tzinfo=UTC)
+    begin = datetime.strptime(value_of(file), HOUR_FORMAT).replace(tzinfo=UTC)
     return round(begin.timestamp()) * 1000
 
 

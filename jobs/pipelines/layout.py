@@ -4,6 +4,9 @@ The paths of tables, and the names of a pipeline's other jobs, are properties of
 """
 
 HOUR_MS = 3_600_000
+# Events lie in a partition for each hour. Its name, as Python and as Spark writes it.
+HOUR_FORMAT = "%Y-%m-%dT%H"
+SPARK_HOUR_FORMAT = "yyyy-MM-dd'T'HH"
 # Where a live table keeps its rows about micro-batches, beside the slices of windows.
 BATCHES_SLICE = "batches"
 # Where a final table keeps the headers of a day's slices: this prefix and the day.

@@ -8,7 +8,9 @@ from functools import cached_property, lru_cache
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.rules import RefusedDefinitionError
 
-_FORMAT = "%Y%m%dT%H%M%SZ"
+# The names of slices, as Python and DuckDB write them, and as Spark does.
+NAME_FORMAT = "%Y%m%dT%H%M%SZ"
+SPARK_NAME_FORMAT = "yyyyMMdd'T'HHmmss'Z'"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # One broker gives the time, but the leader of each partition stamps arrivals. Their clocks may differ by this much.
@@ -81,7 +83,7 @@ def start_ms_of(name: str) -> int:
     60000
     """
     try:
-        start = datetime.strptime(name, _FORMAT).replace(tzinfo=UTC)
+        start = datetime.strptime(name, NAME_FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
         raise RefusedDefinitionError(
             f"{name!r} is no slice: write the begin of a slice, e.g. 20260131T120000Z"

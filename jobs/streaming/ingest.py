@@ -23,6 +23,7 @@ from jobs.lake.event_hours import KeptEvents
 from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.pipelines import INGEST, SOURCES
 from jobs.pipelines.days import DAY_MS
+from jobs.pipelines.layout import SPARK_HOUR_FORMAT
 from jobs.pipelines.source import Source
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
@@ -35,8 +36,6 @@ from jobs.times import iso
 from jobs.transforms.parse import parse
 
 log = logging.getLogger(__name__)
-
-HOUR_FORMAT = "yyyy-MM-dd'T'HH"
 
 
 def run(settings: Settings, *, until_caught_up: bool = False) -> None:
@@ -127,7 +126,7 @@ def landed(records: DataFrame, source: Source) -> DataFrame:
 
     That is the hour of the event time, or of the arrival for a record without an event time.
     """
-    hour = F.date_format(F.coalesce("event_time", "arrival_time"), HOUR_FORMAT)
+    hour = F.date_format(F.coalesce("event_time", "arrival_time"), SPARK_HOUR_FORMAT)
     return parse(records, source).withColumn("hour", hour)
 
 
