@@ -40,6 +40,11 @@ def control_of(job: str) -> str:
     return f"{_CONTROL}/{job}"
 
 
+def recompute_job_of(pipeline: str) -> str:
+    """The DAG that makes a pipeline's slices final. Its lease has the same name."""
+    return f"recompute_{pipeline}"
+
+
 def dag_id_of(job: str) -> str:
     """The DAG that runs a streaming job."""
     return f"stream_{job}"
