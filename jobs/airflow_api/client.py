@@ -118,10 +118,6 @@ class AirflowApi:
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
         return self._ask("GET", path, params={"stringify": False})["value"]
 
-    def pool(self, name: str) -> dict[str, Any]:
-        """A pool with its slots."""
-        return self._ask("GET", f"/pools/{name}")
-
     def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
         """The log of a task so far."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"

@@ -132,8 +132,8 @@ class Accounts:
             return None
         return cls(pipeline, drift, balance)
 
-    def done(self, days: Collection[str] | None = None) -> set[tuple[str, int]]:
-        """Return slice and version of each account; with ``days`` only of slices that begin on these days."""
+    def done(self, days: Collection[str]) -> set[tuple[str, int]]:
+        """Return slice and version of each account of the slices that begin on these days."""
         found = self._balance.rows(["slice", "version"], ds.field("kind") == "slice", days).to_pylist()
         return {(row["slice"], row["version"]) for row in found}
 

@@ -104,10 +104,8 @@ class Ledger(FencedTable):
         counted = next((metadata["counted"] for _, metadata in self.metadata() if "counted" in metadata), None)
         return LateCountPosition.from_json(counted) if counted else None
 
-    def newest(self, slices: Collection[str] | None = None) -> dict[str, LedgerLine]:
-        """Return the newest line of each slice, or only of the given slices."""
-        if slices is None:
-            return _entries(self._newest())
+    def newest(self, slices: Collection[str]) -> dict[str, LedgerLine]:
+        """Return the newest line of each of these slices."""
         rows = self._newest({day_of_slice(slice_) for slice_ in slices})
         return _entries(rows.filter(pc.is_in(rows.column("slice"), pa.array(slices, pa.string()))))
 
@@ -133,7 +131,7 @@ class Ledger(FencedTable):
         )
         return _entries(rows.filter(pc.invert(settled))), set(rows.column("slice").filter(settled).to_pylist())
 
-    def _newest(self, days: Collection[str] | None = None) -> pa.Table:
+    def _newest(self, days: Collection[str]) -> pa.Table:
         rows = self._rows(days)
         return rows.take(_last_of_each(rows))
 
@@ -142,12 +140,12 @@ class Ledger(FencedTable):
         rows = self._rows({day_of_slice(slice_)}).to_pylist()
         return [_entry(row) for row in rows if row["slice"] == slice_]
 
-    def _rows(self, days: Collection[str] | None) -> pa.Table:
-        """The lines of some days, or of all, in the order of their commits.
+    def _rows(self, days: Collection[str]) -> pa.Table:
+        """The lines of some days, in the order of their commits.
 
         Columns that an older version did not write are null.
         """
-        files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
+        files = [file for file in files_with_sizes(self._table) if value_of(file) in days]
         rows = dataset(self._table, self.path, files, SCHEMA).to_table(_READ)
         return rows.sort_by([("commit", "ascending")])
 
