@@ -13,6 +13,7 @@ from kafka.errors import KafkaError
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from jobs.control.checkpoint import Offsets
 from jobs.control.epochs import BEAT_SECONDS, Phase, QueryProgress, Receipt, Stop
@@ -76,6 +77,15 @@ def _leave(lease: Lease, receipt: Receipt) -> None:
         lease.release(receipt)
     except OSError as error:
         log.error("no receipt can be written (%s); epoch %d ended: %s", error, lease.epoch, receipt.cause)
+
+
+def start_query(
+    writer: DataStreamWriter, batches: MicroBatches, trigger_ms: int | None
+) -> tuple[StreamingQuery, MicroBatches]:
+    """Start a query that begins a micro-batch every ``trigger_ms``. With None it ends when it has caught up."""
+    writer = writer.foreachBatch(batches).option("checkpointLocation", str(batches.checkpoint.path))
+    trigger = {"availableNow": True} if trigger_ms is None else {"processingTime": f"{trigger_ms} milliseconds"}
+    return writer.trigger(**trigger).start(), batches
 
 
 class QueryFailedError(Refusal):
