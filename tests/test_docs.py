@@ -138,7 +138,7 @@ def test_a_link_into_a_page_leads_to_a_heading(page: Path) -> None:
 
 def test_every_folder_of_jobs_is_described_in_the_order_of_its_imports() -> None:
     contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    (layers,) = (contract["layers"] for contract in contracts if contract.get("containers") == ["jobs"])
     level = {name: number for number, layer in enumerate(reversed(layers)) for name in layer.split(" | ")}
     named = [folder.removeprefix("jobs/") for folder in pages.table("CONTRIBUTING.md", "The tree", "folder").names]
     folders = [name for name in named if name in level]
