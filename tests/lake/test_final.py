@@ -119,6 +119,7 @@ def test_rows_and_headers_come_and_go_in_one_commit(tmp_path: Path) -> None:
     assert table.version == 2
     assert seen(tmp_path) == both(2)
     assert table.headers() == {slice_.name: header(slice_, 2) for slice_ in (FIRST, SECOND)}
+    assert (table.header(FIRST.name), table.header("20261118T235800Z")) == (header(FIRST, 2), None)
     assert table.rows(FIRST.name).sort_by("window_start") == windows(FIRST, 2)
 
 
