@@ -1,8 +1,10 @@
 """Times as users write and read them: ISO 8601, in UTC unless they have another offset."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from jobs.refusal import Refusal
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int:
@@ -14,11 +16,28 @@ def parse_time(text: str) -> int:
     60000
     """
     try:
-        parsed = datetime.fromisoformat(text)
-        moment = parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+        moment = aware(datetime.fromisoformat(text)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise Refusal(f"{text!r} is no ISO 8601 time: write e.g. 2026-01-31T12:00:00Z") from error
     return round(moment.timestamp() * 1000)
+
+
+def aware(moment: datetime) -> datetime:
+    """A moment with its time zone: UTC, if it has none.
+
+    >>> aware(datetime(1970, 1, 1, 0, 1)).isoformat()
+    '1970-01-01T00:01:00+00:00'
+    """
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def ms_of(moment: datetime) -> int:
+    """Milliseconds since 1970. A moment without a time zone is in UTC.
+
+    >>> ms_of(datetime(1970, 1, 1, 0, 1))
+    60000
+    """
+    return (aware(moment) - _EPOCH) // timedelta(milliseconds=1)
 
 
 def utc(seconds: float) -> str:

@@ -138,7 +138,7 @@ def test_a_link_into_a_page_leads_to_a_heading(page: Path) -> None:
 
 def test_every_folder_of_jobs_is_described_in_the_order_of_its_imports() -> None:
     contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    (layers,) = (contract["layers"] for contract in contracts if contract.get("containers") == ["jobs"])
     level = {name: number for number, layer in enumerate(reversed(layers)) for name in layer.split(" | ")}
     named = [folder.removeprefix("jobs/") for folder in pages.table("CONTRIBUTING.md", "The tree", "folder").names]
     folders = [name for name in named if name in level]
@@ -161,10 +161,18 @@ def test_every_marker_of_tests_is_described() -> None:
 
 
 def test_airflow_lists_every_module_with_operators() -> None:
-    (listed,) = (each["python-modules"] for each in get_provider_info()["operators"])
-    files = (PROJECT / "plugins" / "tideline_airflow" / "operators").glob("[!_]*.py")
-    with_operators = [file.stem for file in files if re.search(r"^class \w+Operator\(", file.read_text(), re.MULTILINE)]
-    assert sorted(listed) == [f"tideline_airflow.operators.{name}" for name in sorted(with_operators)]
+    assert_modules_are_listed("operators", "Operator")
+
+
+def test_airflow_lists_every_module_with_triggers() -> None:
+    assert_modules_are_listed("triggers", "Trigger")
+
+
+def assert_modules_are_listed(kind: str, suffix: str) -> None:
+    (listed,) = (each["python-modules"] for each in get_provider_info()[kind])
+    files = (PROJECT / "plugins" / "tideline_airflow" / kind).glob("[!_]*.py")
+    found = [file.stem for file in files if re.search(rf"^class \w+{suffix}\(", file.read_text(), re.MULTILINE)]
+    assert sorted(listed) == [f"tideline_airflow.{kind}.{name}" for name in sorted(found)]
 
 
 def test_named_dags_exist():

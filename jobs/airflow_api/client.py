@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from jobs.refusal import Refusal
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 FINAL_STATES = frozenset({"success", "failed"})
+_POLL_SECONDS = 0.5
 
 
 @dataclass(kw_only=True)
@@ -117,23 +118,24 @@ class AirflowApi:
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
         return self._ask("GET", path, params={"stringify": False})["value"]
 
-    def pool(self, name: str) -> dict[str, Any]:
-        """A pool with its slots."""
-        return self._ask("GET", f"/pools/{name}")
-
     def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
         """The log of a task so far."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         content = self._ask("GET", path, params={"full_content": True})["content"]
         return "\n".join(_line(line) for line in content)
 
-    def wait_for_run(self, dag_id: str, run_id: str, deadline_seconds: float) -> str:
-        """Wait for a run to end and return its state."""
+    def wait_for_run(
+        self, dag_id: str, run_id: str, deadline_seconds: float, report: Callable[[str], None] = lambda state: None
+    ) -> str:
+        """Wait for a run to end and return its state. Until then ``report`` is called with the state now and then."""
         deadline = time.monotonic() + deadline_seconds
         while (state := self.run_state(dag_id, run_id)) not in FINAL_STATES:
             if time.monotonic() > deadline:
-                raise Refusal(f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at it on {self.pages}")
-            time.sleep(0.5)
+                raise Refusal(
+                    f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at run {run_id} on {self.pages}"
+                )
+            report(state)
+            time.sleep(_POLL_SECONDS)
         return state
 
     def _ask(self, method: str, path: str, **request: Any) -> dict[str, Any]:

@@ -1,14 +1,12 @@
 """Start and follow a DAG run for a command that changes state, and report a failure in the words of its tasks."""
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jobs.airflow_api.client import FINAL_STATES, AirflowApi
+from jobs.airflow_api.client import AirflowApi
 from jobs.refusal import Refusal
 
 _FAILED = "Task failed with exception: "
-_POLL_SECONDS = 0.5
 
 
 def run(
@@ -16,16 +14,14 @@ def run(
 ) -> str:
     """Start a run, wait for its end and return its id. A failed run raises a `Refusal` with its tasks' sentences."""
     _require_running(api, dag_id)
-    run_id, deadline, line = api.trigger(dag_id, conf), time.monotonic() + deadline_seconds, ""
-    while (state := api.run_state(dag_id, run_id)) not in FINAL_STATES:
-        if time.monotonic() > deadline:
-            raise Refusal(
-                f"{dag_id} is still {state} after {deadline_seconds:.0f} s: look at run {run_id} on {api.pages}"
-            )
+    run_id, line = api.trigger(dag_id, conf), ""
+
+    def report_change(state: str) -> None:
+        nonlocal line
         if line != (line := _progress(api, dag_id, run_id, state)):
             report(line)
-        time.sleep(_POLL_SECONDS)
-    if state == "failed":
+
+    if api.wait_for_run(dag_id, run_id, deadline_seconds, report_change) == "failed":
         raise Refusal(f"{dag_id} failed: {failure(api, dag_id, run_id)}")
     return run_id
 

@@ -1,12 +1,10 @@
-"""Shared by all commands: printing, progress, stop signals, and the way to the platform."""
+"""Shared by all commands: printing, progress, and the way to the platform."""
 
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -40,25 +38,6 @@ Apply = Annotated[bool, typer.Option("--apply", help="Make the change; without -
 def console_for_tables() -> Console:
     """A console with the width of the terminal; in a file or a pipe, tables are wide enough for all columns."""
     return Console(width=None if sys.stdout.isatty() else 160)
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM sets the event; the second signal of the same kind acts as usual."""
-    stop = threading.Event()
-    before: dict[int, Any] = {}
-
-    def request_stop(number: int, _frame: object) -> None:
-        stop.set()
-        signal.signal(number, before[number])
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, request_stop)
-    try:
-        yield stop
-    finally:
-        for caught, handler in before.items():
-            signal.signal(caught, handler)
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.shared import progress, stopped_by_signals
+from jobs.cli.shared import progress
 from jobs.settings import Settings
+from jobs.signals import stop_on_signal
 from jobs.times import parse_time
 
 _Late = Annotated[float, typer.Option(min=0, max=1, help="Share of records that are late, e.g. 0.01.")]
@@ -44,7 +45,7 @@ def generate(
         corrupt=corrupt,
         keys=keys,
     )
-    with stopped_by_signals() as stop, progress(f"{source} →", count) as advance:
+    with stop_on_signal(once=True) as stop, progress(f"{source} →", count) as advance:
         sent = traffic.send(Settings.from_env().kafka, source, stream, rate=rate, stop=stop, progress=advance)
     per_second = sent.count / sent.seconds if sent.seconds else 0
     print(f"sent {sent.count:,} records to {source} in {sent.seconds:.1f} s ({per_second:,.0f}/s), seed {seed}")

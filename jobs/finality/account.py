@@ -24,7 +24,7 @@ from jobs.lake.live import BatchRange, PruneRequest
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import has_events, slice_at, slice_named
+from jobs.pipelines.slices import day_of_slice, has_events, slice_at, slice_named
 from jobs.pipelines.window import WindowKind
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -185,7 +185,9 @@ def _prune(lake: PipelineLake, inputs: AccountInputs, accounts: Accounts, kept: 
     live rows are not pruned, since there are no final rows in their place.
     """
     pipeline = lake.pipeline
-    done = need_no_account(inputs.headers, accounts.done({name[:8] for name in inputs.headers}), inputs.kept_from)
+    done = need_no_account(
+        inputs.headers, accounts.done({day_of_slice(name) for name in inputs.headers}), inputs.kept_from
+    )
     now = datetime.now(UTC)
     there, before = inputs.live.slices(), inputs.pruned_before
     events_from_ms = inputs.landed.events_from_ms if inputs.landed else 0

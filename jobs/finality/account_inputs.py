@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Self
 
 from jobs.finality.tide_line import Finals, first_event_ms, whole_from_ms
@@ -13,14 +13,13 @@ from jobs.lake.ledger import LateCountPosition
 from jobs.lake.live import Live, PruneRequest
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Header
-from jobs.pipelines.days import day_of
+from jobs.pipelines.days import DAY_MS, day_of
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import slice_at
+from jobs.pipelines.slices import day_of_slice, slice_at, start_ms_of
 from jobs.settings import KeptDays
 
 # The document in the control folder of the account.
 _PROGRESS = "progress"
-_DAY = "%Y%m%d"
 # A run looks through at most this many days for slices without an account. The next run goes on from there.
 _DAYS_AT_ONCE = 31
 # A run accounts for at most this many slices. Several runs work off a longer backlog.
@@ -95,8 +94,8 @@ def need_no_account(headers: Mapping[str, Header], done: Collection[tuple[str, i
 
 def accounts_kept_from(final: FinalTable) -> str:
     """The first day for which accounts are kept, counted back from the newest final slice."""
-    newest, kept = final.days()[-1:], timedelta(days=KeptDays.from_env().drift)
-    return f"{datetime.strptime(newest[0], _DAY) - kept:{_DAY}}" if newest else ""
+    newest, kept_ms = final.days()[-1:], KeptDays.from_env().drift * DAY_MS
+    return day_of(start_ms_of(f"{newest[0]}T000000Z") - kept_ms) if newest else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +131,8 @@ def read_inputs(lake: PipelineLake, final: FinalTable, accounts: Accounts | None
     live, ledger = lake.live(), lake.ledger()
     progress, kept_from, there = AccountProgress.read(lake), accounts_kept_from(final), final.days()
     changed = final.days_changed_since(progress.seen_ms if progress else 0)
-    days = {day for day in there if day >= kept_from} & changed | {name[:8] for name in live.slices()} & set(there)
+    in_live = {day_of_slice(name) for name in live.slices()}
+    days = {day for day in there if day >= kept_from} & changed | in_live & set(there)
     return AccountInputs(
         final=final,
         headers=final.headers(days),

@@ -15,7 +15,7 @@ from jobs.lake.slices import Header
 from jobs.pipelines.layout import BATCHES_SLICE, PAGES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.relations import table_name
-from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.slices import Slice, day_of_slice, slice_at
 from jobs.quality import page
 from jobs.quality.audit import SMALL_ROWS, check_served
 from jobs.quality.verdict import Verdict
@@ -103,7 +103,7 @@ def sample(final: FinalTable, now_ms: int) -> list[Header]:
     Headers are read only for the days that this needs.
     """
     by_day, since = final.slices_by_day(), Slice(now_ms - _CHECKED_ALWAYS_MS, now_ms).name
-    newest = final.headers([day for day in by_day if day >= since[:8]])
+    newest = final.headers([day for day in by_day if day >= day_of_slice(since)])
     always = sorted(name for name in newest if name >= since)
     turns = -(-(sum(by_day.values()) - len(always)) // _SAMPLE)
     begin = now_ms // 600_000 % turns * _SAMPLE if turns else 0

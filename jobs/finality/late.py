@@ -14,7 +14,7 @@ from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import ROLLED_BACK, Header, LedgerLine, State, is_of
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import is_in_time, slice_at, slice_named
+from jobs.pipelines.slices import day_of_slice, is_in_time, slice_at, slice_named
 
 # In these states a run has computed the slice up to some offsets, and has not published it.
 _COMPUTED_NOT_FINAL = (State.CLOSED, State.RECOMPUTING, State.AUDITING, State.BLOCKED)
@@ -55,7 +55,7 @@ def count_late(
         return inputs, now
     events = rows(slice_named(pipeline, last_computed).end_ms + pipeline.window.reach_ms).to_pylist()
     touched = [_touched(pipeline, event["time"]) for event in events]
-    headers = headers_of({name[:8] for names in touched for name in names})
+    headers = headers_of({day_of_slice(name) for names in touched for name in names})
     computed: dict[str, Header | LedgerLine] = {**unfinished, **headers}
     late, in_time = Counter[str](), Counter[str]()
     for event, names in zip(events, touched, strict=True):

@@ -22,6 +22,7 @@ from jobs.lake.ledger import LateCountPosition, Ledger
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.days import day_of, days_between, incomplete_days, settled_before_ms
 from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.slices import day_of_slice
 from jobs.pipelines.source import Source
 
 
@@ -101,7 +102,7 @@ def _inputs(
         # final. If 1,080 slices of the day are final, one of them may lie before 06:00, and one after 06:00 may be
         # missing.
         days |= {day_of(begin_ms)} if begin_ms > first_ms else set()
-    more = finals.changed_since(recent_ms) | {name[:8] for name in named}
+    more = finals.changed_since(recent_ms) | {day_of_slice(name) for name in named}
     return PlanInputs(
         now_ms=now_ms,
         first_ms=first_ms,
@@ -121,8 +122,12 @@ def _with_entries(pipeline: Pipeline, inputs: PlanInputs, ledger: Ledger, asked:
     The lines of slices that are ``asked`` for are always added, so such a slice does not count as settled.
     """
     recent_ms, days, wanted = settled_before_ms(pipeline, inputs.now_ms), set(inputs.days or ()), {*asked, *inputs.left}
-    looked_up = [n for n, h in inputs.headers.items() if n[:8] in days or n in wanted or h.as_of_ms >= recent_ms]
+    looked_up = [
+        name
+        for name, header in inputs.headers.items()
+        if day_of_slice(name) in days or name in wanted or header.as_of_ms >= recent_ms
+    ]
     versions = {name: inputs.headers[name].version for name in looked_up if name not in asked}
-    entries, settled = ledger.unsettled(days | {name[:8] for name in (*looked_up, *asked)}, versions)
+    entries, settled = ledger.unsettled(days | {day_of_slice(name) for name in (*looked_up, *asked)}, versions)
     not_settled = tuple(name for name in looked_up if name not in settled)
     return replace(inputs, entries=entries, settled=settled, not_settled=not_settled)

@@ -32,7 +32,7 @@ from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import Boundary, LedgerLine, State, is_superseded, with_late
-from jobs.pipelines.slices import Slice
+from jobs.pipelines.slices import Slice, day_of_slice
 from jobs.refusal import Refusal
 
 _POLL_SECONDS = 0.2
@@ -236,7 +236,7 @@ def _undecided(found: _Found, plan: Plan, *, decides: bool) -> tuple[str, ...]:
         due = {slice_.name for slice_ in (*(due.slice for due in surveyed.due), *surveyed.waiting)}
         names = {*names, *inputs.left} & due
     names -= {work.slice for work in plan.work}
-    return tuple(sorted(name for name in names if name[:8] not in (inputs.days or ())))
+    return tuple(sorted(name for name in names if day_of_slice(name) not in (inputs.days or ())))
 
 
 def _write_lines(ledger: Ledger, found: _Found, plan: Plan, *, decides: bool) -> None:

@@ -23,7 +23,7 @@ from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication, PublishedMeanwhileError, UnreadableRowsError
 from jobs.lake.slices import ROLLED_BACK, Header, LedgerLine, State, is_superseded, reconciled
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import adjacent_groups, slice_named, why_early
+from jobs.pipelines.slices import adjacent_groups, day_of_slice, slice_named, why_early
 from jobs.refusal import Refusal
 from jobs.settings import KafkaSettings
 
@@ -130,7 +130,7 @@ def _commit(
     overtaken: dict[str, str] = {}
     unreadable: dict[str, str] = {}
     files = folder.files_by_slice()
-    there = final.headers({name[:8] for name in headers})
+    there = final.headers({day_of_slice(name) for name in headers})
     mine = {n for n, h in headers.items() if n in there and (there[n].run, there[n].version) == (h.run, h.version)}
     wanted = [slice_named(lake.pipeline, name) for name in headers if name not in mine]
     for group in adjacent_groups(wanted):
@@ -225,7 +225,7 @@ def announce(
         sent.
     """
     names, still_newest, sent = sorted(slices), list[str](), 0
-    headers = final.headers({name[:8] for name in names})
+    headers = final.headers({day_of_slice(name) for name in names})
     to_announce = [headers[name] for name in names]
     for some in (to_announce[at : at + _ANNOUNCED_AT_ONCE] for at in range(0, len(to_announce), _ANNOUNCED_AT_ONCE)):
         wanted = (m for header in some for m in _messages(lake, final, lease, header))

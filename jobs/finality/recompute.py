@@ -16,7 +16,7 @@ from jobs.finality.run.tries import StagedSlice, Try, stop_when_task_ends
 from jobs.lake.final import INPUTS
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, adjacent_groups
+from jobs.pipelines.slices import Slice, adjacent_groups, event_ranges
 from jobs.pipelines.source import Source
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -84,14 +84,10 @@ def _counts(events: DataFrame, pipeline: Pipeline, slices: Sequence[Slice]) -> d
 
 def read_events(spark: SparkSession, lake: PipelineLake, version: int, slices: Iterable[Slice]) -> DataFrame:
     """The accepted events that can fall into windows of these slices, at one version of their table."""
-    source, window = lake.pipeline.source, lake.pipeline.window
-    landed = lake.events(version)
+    source, landed = lake.pipeline.source, lake.events(version)
     if landed is None and lake.events() is None:
         raise Refusal(f"{source.events_table} is gone: restore it, then clear the task plan of the run")
-    ranges = [
-        (touching[0].start_ms - window.look_back_ms, touching[-1].end_ms + window.reach_ms)
-        for touching in adjacent_groups(slices)
-    ]
+    ranges = event_ranges(lake.pipeline, slices)
     files = landed.files(ranges) if landed else []
     if landed is None or landed.deleted(files):
         raise Refusal(

@@ -27,7 +27,7 @@ def roll_back(
     pipeline = lake.pipeline
     with writing(lake.root, pipeline.recompute_job) as lease:
         final, ledger = lake.open_final(), lake.open_ledger()
-        now = final.headers({slice_[:8]}).get(slice_)
+        now = final.header(slice_)
         old, rows = earlier(lake, final, slice_, version)
         if now is None or now.version == version:
             raise Refusal(f"slice {slice_} of {pipeline.name!r} is at version {version} already: nothing to roll back")
@@ -55,7 +55,7 @@ def earlier(lake: PipelineLake, final: FinalTable, slice_: str, version: int) ->
     """Return the header and rows of a version of a slice. Refused if the table's log no longer has the version."""
     pipeline, table_version = lake.pipeline, final.table_version_with(slice_, version)
     then = lake.final(table_version) if table_version is not None else None
-    header = then.headers({slice_[:8]}).get(slice_) if then else None
+    header = then.header(slice_) if then else None
     if then is None or header is None or header.version != version:
         raise Refusal(
             f'version {version} of slice {slice_} of {pipeline.name!r} is not there: `tideline query "select slice, '

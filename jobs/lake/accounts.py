@@ -19,6 +19,7 @@ from jobs.lake.columns import TIME, arrow_type, columns_of
 from jobs.lake.delta.fenced import FencedTable, for_each, kept_for, opened
 from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
 from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.slices import day_of_slice
 from jobs.storage.folders import Folder, remove
 from jobs.storage.parquet import files_in, write
 
@@ -131,8 +132,8 @@ class Accounts:
             return None
         return cls(pipeline, drift, balance)
 
-    def done(self, days: Collection[str] | None = None) -> set[tuple[str, int]]:
-        """Return slice and version of each account; with ``days`` only of slices that begin on these days."""
+    def done(self, days: Collection[str]) -> set[tuple[str, int]]:
+        """Return slice and version of each account of the slices that begin on these days."""
         found = self._balance.rows(["slice", "version"], ds.field("kind") == "slice", days).to_pylist()
         return {(row["slice"], row["version"]) for row in found}
 
@@ -151,7 +152,7 @@ class Accounts:
         is_off = reduce(or_, (_is_off(ds.field("unexplained", each.name), each.type) for each in differences))
         of_account = (ds.field("slice") == slice_) & (ds.field("version") == version)
         columns = ["window_start", *self._pipeline.keys, "live", "final", "unexplained"]
-        rows = self._drift.rows(columns, of_account & is_off, {slice_[:8]})
+        rows = self._drift.rows(columns, of_account & is_off, {day_of_slice(slice_)})
         order = [(name, "ascending") for name in ("window_start", *self._pipeline.keys)]
         return next(iter(rows.sort_by(order).slice(0, 1).to_pylist()), None)
 
@@ -185,7 +186,7 @@ class Accounts:
         """Return actions that remove the last account's drift rows, if it was killed before it wrote its totals."""
         metadata, files = self._drift.newest_metadata(), self._drift.files
         accounts = {(slice_, version) for slice_, version in metadata.get("accounts", ())}
-        if accounts <= self.done({slice_[:8] for slice_, _ in accounts}):
+        if accounts <= self.done({day_of_slice(slice_) for slice_, _ in accounts}):
             return []
         return [self._drift.removal(file, files[file]) for file in metadata["files"] if file in files]
 
@@ -195,7 +196,7 @@ class Accounts:
         told = [list(row.values()) for row in still] if len(still) <= _MOST_UNEXPLAINED else None
         actions = []
         with self._balance.staged() as stage:
-            for day in sorted({row["slice"][:8] for row in totals}):
+            for day in sorted({day_of_slice(row["slice"]) for row in totals}):
                 file = stage / f"day={day}" / "totals.parquet"
                 rows = [row for row in totals if row["slice"].startswith(day)]
                 write(pa.Table.from_pylist(rows, BALANCE_SCHEMA).drop_columns(["day"]), file)

@@ -6,7 +6,7 @@ stays for good, because it records where the stream began.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import read, write
+from jobs.times import aware
 
 _STATISTICS = ["path", "size_bytes", "num_records", "min.batch", "min.as_of", "max.as_of"]
 
@@ -44,8 +45,8 @@ def files_about_batches(table: DeltaTable) -> list[BatchFile]:
             size=action["size_bytes"],
             rows=action["num_records"],
             first_batch=action["min.batch"],
-            oldest=_utc(action["min.as_of"]),
-            newest=_utc(action["max.as_of"]),
+            oldest=aware(action["min.as_of"]),
+            newest=aware(action["max.as_of"]),
         )
         for action in about_batches.drop_null().to_pylist()
     ]
@@ -62,6 +63,7 @@ def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchF
     In the example the files of three days are old. That of the third day stays, so the rows are complete since its
     noon. Without it they would be complete only since noon of the fourth day, which is after ``before``.
 
+    >>> from datetime import UTC
     >>> def of_day(day):
     ...     noon = datetime(2026, 1, day, 12, tzinfo=UTC)
     ...     return BatchFile(path=f"{day}", size=1, rows=9, first_batch=9 * day, oldest=noon, newest=noon)
@@ -89,6 +91,7 @@ def complete_since(rows: ds.Dataset) -> datetime | None:
 
     In the example the rows of the batches 1 to 6 are missing, and batch 7 was planned on the 8th.
 
+    >>> from datetime import UTC
     >>> def planned(*batches):
     ...     columns = {"batch": list(batches), "as_of": [datetime(2026, 1, batch + 1, tzinfo=UTC) for batch in batches]}
     ...     return ds.dataset(pa.table(columns))
@@ -100,8 +103,4 @@ def complete_since(rows: ds.Dataset) -> datetime | None:
     found = rows.to_table(["batch", "as_of"]).sort_by("batch")
     steps = pc.pairwise_diff(found.column("batch").combine_chunks())
     after_a_gap = pc.indices_nonzero(pc.fill_null(pc.greater(steps, 1), False))
-    return _utc(found.column("as_of")[after_a_gap[-1].as_py()].as_py()) if len(after_a_gap) else None
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return aware(found.column("as_of")[after_a_gap[-1].as_py()].as_py()) if len(after_a_gap) else None

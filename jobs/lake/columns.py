@@ -10,6 +10,7 @@ from deltalake import DeltaTable, Schema
 
 from jobs.lake.delta.log import keep_entry
 from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.rules import digits_of
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 
@@ -29,8 +30,7 @@ def arrow_type(sql: str) -> pa.DataType:
     """Return the Arrow type for a type in a definition, such as `BIGINT`."""
     if sql in _TYPES:
         return _TYPES[sql]
-    precision, scale = sql.removeprefix("DECIMAL(").rstrip(")").split(",")
-    return pa.decimal128(int(precision), int(scale))
+    return pa.decimal128(*digits_of(sql))
 
 
 def schema_of(pipeline: Pipeline) -> pa.Schema:

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from jobs.lake.delta.reading import value_of
-from jobs.pipelines.layout import HOUR_MS
+from jobs.pipelines.layout import HOUR_FORMAT, HOUR_MS
+from jobs.times import ms_of
 
 # The first turn may find years of files. A commit with more files than this would delay the stream.
 MOST_FILES = 20_000
-_HOUR_FORMAT = "%Y-%m-%dT%H"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def hour_ms(file: str) -> int:
     >>> hour_ms("hour=1970-01-01T02/part-0.parquet")
     7200000
     """
-    begin = datetime.strptime(value_of(file), _HOUR_FORMAT).replace(tzinfo=UTC)
+    begin = datetime.strptime(value_of(file), HOUR_FORMAT).replace(tzinfo=UTC)
     return round(begin.timestamp()) * 1000
 
 
@@ -61,6 +61,4 @@ def _newest_arrival_ms(actions: pa.Table) -> int:
     if "max.arrival_time" not in actions.column_names:
         return 0
     newest: datetime | None = pc.max(actions.column("max.arrival_time")).as_py()
-    if newest is None:
-        return 0
-    return round((newest if newest.tzinfo else newest.replace(tzinfo=UTC)).timestamp() * 1000)
+    return ms_of(newest) if newest else 0

@@ -6,7 +6,6 @@ This works without Spark: the table's log shows which files can have events of a
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, Self
 
@@ -19,12 +18,12 @@ from jobs.lake.event_hours import hour_ms
 from jobs.lake.stream_tables import Note, note_at
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, adjacent_groups
+from jobs.pipelines.slices import Slice, event_ranges
 from jobs.pipelines.source import Source
 from jobs.pipelines.window import WindowKind
 from jobs.storage.folders import Folder
+from jobs.times import ms_of
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ASKED = (
     *("path", "num_records", "null_count.event_time", "min.event_time", "max.event_time"),
     *("max.offset", "max.arrival_time"),
@@ -101,7 +100,7 @@ class Landed:
         window, length = pipeline.window, pipeline.slice_seconds * 1000
         same = ", ".join(["time", *(f'"{name}"' for name in pipeline.source.identity)])
         counted = f"(SELECT DISTINCT {same} FROM accepted)" if pipeline.source.identity else "accepted"
-        span = (min(slices).start_ms, max(slices).end_ms + window.reach_ms)
+        happened = _happened(min(slices).start_ms, max(slices).end_ms + window.reach_ms)
         in_slice = f"SELECT time // {length} AS slice, count(*) FROM accepted GROUP BY 1"
         in_windows = f"""
             SELECT start // {length} AS slice, count(*)
@@ -110,11 +109,7 @@ class Landed:
                 time + 1, {window.slide_ms})) AS start FROM {counted})
             GROUP BY 1"""
         # One late slice of last week must not cause a read of the whole week.
-        ranges = [
-            (group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms)
-            for group in adjacent_groups(slices)
-        ]
-        with self._accepted(self.files(ranges), span) as database:
+        with self._accepted(self.files(event_ranges(pipeline, slices)), happened) as database:
             events: dict[int, int] = dict(database.execute(in_slice).fetchall())
             # The time of an event alone gives its windows, except for sessions.
             has_grid = window.kind is not WindowKind.SESSION
@@ -130,7 +125,7 @@ class Landed:
     def newest_arrival_ms(self) -> int:
         """Return when the newest record arrived, by the log alone; the present time if a file has no statistics."""
         newest = [action.get("max.arrival_time") for action in self._actions]
-        known = [_ms(moment) for moment in newest if moment]
+        known = [ms_of(moment) for moment in newest if moment]
         return max(known) if len(known) == len(newest) and known else round(time.time() * 1000)
 
     def since(self, ends: Mapping[int, int], since_ms: int, before_ms: int) -> pa.Table:
@@ -146,24 +141,30 @@ class Landed:
         # Of a partition that is missing in ``ends`` all events are returned.
         files = self._holding_offsets_from(min((ends.get(partition, 0) for partition in self._partitions), default=0))
         with self._accepted(
-            [file for file in self.files([(0, before_ms)]) if file in files], (0, before_ms)
+            [file for file in self.files([(0, before_ms)]) if file in files], _happened(0, before_ms)
         ) as database:
             where = f"arrival > {since_ms} AND ({landed_after})"
             return database.sql(
                 f'SELECT partition, "offset", time, arrival FROM accepted WHERE {where}'
             ).to_arrow_table()
 
-    def _accepted(self, files: Sequence[str], span: tuple[int, int]) -> duckdb.DuckDBPyConnection:
-        """Open a database with the view `accepted`: the accepted events of a span, with times in milliseconds."""
+    def newest(self, span_ms: int) -> duckdb.DuckDBPyConnection:
+        """Open a database with the view `accepted`: the events that arrived within ``span_ms`` of the newest record."""
+        arrivals = {action["path"]: action.get("max.arrival_time") for action in self._actions}
+        from_ms = max(0, max((ms_of(newest) for newest in arrivals.values() if newest), default=0) - span_ms)
+        files = [path for path, newest in arrivals.items() if newest is None or ms_of(newest) >= from_ms]
+        return self._accepted(files, f"arrival_time >= make_timestamptz({from_ms * 1000})")
+
+    def _accepted(self, files: Sequence[str], condition: str) -> duckdb.DuckDBPyConnection:
+        """Open a database with the view `accepted`: accepted events under a condition, with times in milliseconds."""
         database = duckdb.connect()
         # One thread, because the streams use the same machine.
         database.execute("SET TimeZone = 'UTC'; SET threads = 1")
         database.register("landed", dataset(self.table, self.path, files))
-        from_, to = (f"make_timestamptz({ms * 1000})" for ms in span)
         database.execute(
             f"""CREATE TEMP VIEW accepted AS
             SELECT *, epoch_ms(event_time) AS time, epoch_ms(arrival_time) AS arrival
-            FROM landed WHERE reason IS NULL AND event_time >= {from_} AND event_time < {to}"""
+            FROM landed WHERE reason IS NULL AND {condition}"""
         )
         return database
 
@@ -189,8 +190,8 @@ class Landed:
                 continue
             first, last = action.get("min.event_time"), action.get("max.event_time")
             found[action["path"]] = (
-                max(_ms(first), hour) if first else hour,
-                min(_ms(last), hour + HOUR_MS - 1) if last else hour + HOUR_MS - 1,
+                max(ms_of(first), hour) if first else hour,
+                min(ms_of(last), hour + HOUR_MS - 1) if last else hour + HOUR_MS - 1,
             )
         return found
 
@@ -205,6 +206,6 @@ class Landed:
         return {path for path, newest in last if newest is None or newest >= offset}
 
 
-def _ms(moment: datetime) -> int:
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (aware - _EPOCH) // timedelta(milliseconds=1)
+def _happened(from_ms: int, before_ms: int) -> str:
+    from_, before = (f"make_timestamptz({ms * 1000})" for ms in (from_ms, before_ms))
+    return f"event_time >= {from_} AND event_time < {before}"

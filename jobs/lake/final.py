@@ -39,7 +39,7 @@ from jobs.lake.publication import Publication, PublishedMeanwhileError, Unreadab
 from jobs.lake.slices import Header
 from jobs.pipelines.layout import HEADERS_SLICE
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, slice_named
+from jobs.pipelines.slices import Slice, day_of_slice, slice_named
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays
 from jobs.storage.folders import Folder
@@ -124,6 +124,10 @@ class FinalTable(FencedTable):
                 )
         return found
 
+    def header(self, slice_: str) -> Header | None:
+        """Return the header of a slice; None if it is not final."""
+        return self.headers({day_of_slice(slice_)}).get(slice_)
+
     def _headers_in(self, files: Iterable[str]) -> list[Header]:
         wanted = list(files)
         for file in wanted:
@@ -197,7 +201,7 @@ class FinalTable(FencedTable):
         folded = [slice_named(self._pipeline, name) for name in replaced if not self._in_folder(name)]
         # Folded files with rows of these slices are written again, without those rows.
         actions = [each for file, some in self._folded_files_of(folded) for each in self._without(file, some)]
-        for day in sorted({publication.header.slice[:8] for publication in publications}):
+        for day in sorted({day_of_slice(publication.header.slice) for publication in publications}):
             old = self._in_folder(HEADERS_SLICE + day)
             headers = {header.slice: header for header in self._headers_in(old)}
             changed = [p.header for p in publications if p.header.slice.startswith(day)]
@@ -294,10 +298,9 @@ class FinalTable(FencedTable):
         actions += [self.removal(file.path, file.size, data_change=False) for file in fold.files]
         check()
         self.transact(actions, json.dumps({"folded": fold.day}, separators=(",", ":")))
-        seconds = time.monotonic() - began
         log.info(
             "folded %d files of %s of %s into %d in %.1f s",
-            *(len(fold.files), self.path.name, fold.day, len(files), seconds),
+            *(len(fold.files), self.path.name, fold.day, len(files), time.monotonic() - began),
         )
         return True
 

@@ -27,7 +27,7 @@ from jobs.lake.delta.reading import value_of
 from jobs.pipelines.days import DAY_MS, settled_before_ms
 from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, adjacent_groups, slice_named, start_ms_of
+from jobs.pipelines.slices import Slice, adjacent_groups, day_of_slice, slice_named, start_ms_of
 from jobs.storage.folders import Folder, write_whole
 from jobs.storage.parquet import arrow_place
 
@@ -125,7 +125,7 @@ def by_day(slices: Iterable[Slice]) -> Mapping[str, list[Slice]]:
     """
     found = defaultdict[str, list[Slice]](list)
     for slice_ in slices:
-        found[slice_.name[:8]].append(slice_)
+        found[day_of_slice(slice_.name)].append(slice_)
     return found
 
 

@@ -16,7 +16,7 @@ from jobs.lake.delta.fenced import Action, FencedTable, kept_for, opened
 from jobs.lake.delta.reading import dataset, files_with_sizes, table_at, value_of
 from jobs.lake.slices import Boundary, LedgerLine, State
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import slice_named
+from jobs.pipelines.slices import day_of_slice, slice_named
 from jobs.settings import KeptDays
 from jobs.storage.folders import Folder
 from jobs.storage.json_line import JsonLine
@@ -105,11 +105,9 @@ class Ledger(FencedTable):
         counted = next((metadata["counted"] for _, metadata in self.metadata() if "counted" in metadata), None)
         return LateCountPosition.from_json(counted) if counted else None
 
-    def newest(self, slices: Collection[str] | None = None) -> dict[str, LedgerLine]:
-        """Return the newest line of each slice, or only of the given slices."""
-        if slices is None:
-            return _entries(self._newest())
-        rows = self._newest({slice_[:8] for slice_ in slices})
+    def newest(self, slices: Collection[str]) -> dict[str, LedgerLine]:
+        """Return the newest line of each of these slices."""
+        rows = self._newest({day_of_slice(slice_) for slice_ in slices})
         return _entries(rows.filter(pc.is_in(rows.column("slice"), pa.array(slices, pa.string()))))
 
     def days(self) -> list[str]:
@@ -134,21 +132,21 @@ class Ledger(FencedTable):
         )
         return _entries(rows.filter(pc.invert(settled))), set(rows.column("slice").filter(settled).to_pylist())
 
-    def _newest(self, days: Collection[str] | None = None) -> pa.Table:
+    def _newest(self, days: Collection[str]) -> pa.Table:
         rows = self._rows(days)
         return rows.take(_last_of_each(rows))
 
     def history(self, slice_: str) -> list[LedgerLine]:
         """Return all lines of a slice, in order."""
-        rows = self._rows({slice_[:8]}).to_pylist()
+        rows = self._rows({day_of_slice(slice_)}).to_pylist()
         return [_entry(row) for row in rows if row["slice"] == slice_]
 
-    def _rows(self, days: Collection[str] | None) -> pa.Table:
-        """The lines of some days, or of all, in the order of their commits.
+    def _rows(self, days: Collection[str]) -> pa.Table:
+        """The lines of some days, in the order of their commits.
 
         Columns that an older version did not write are null.
         """
-        files = [file for file in files_with_sizes(self._table) if days is None or value_of(file) in days]
+        files = [file for file in files_with_sizes(self._table) if value_of(file) in days]
         rows = dataset(self._table, self.path, files, SCHEMA).to_table(_READ)
         return rows.sort_by([("commit", "ascending")])
 
@@ -159,7 +157,7 @@ class Ledger(FencedTable):
         """
         by_day: dict[str, list[LedgerLine]] = {}
         for entry in entries:
-            by_day.setdefault(entry.slice[:8], []).append(entry)
+            by_day.setdefault(day_of_slice(entry.slice), []).append(entry)
         if not by_day:
             return
         with self.staged() as stage:

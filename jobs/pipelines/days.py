@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, slice_at
+from jobs.pipelines.slices import Slice, day_of_slice, slice_at
 
 DAY_MS = 24 * HOUR_MS
 # Added to the source's horizon: clocks may differ, and records are landed a little after they arrive.
@@ -21,7 +21,7 @@ def day_of(time_ms: int) -> str:
     >>> day_of(1_800_000_000_000)
     '20270115'
     """
-    return Slice(time_ms, time_ms).name[:8]
+    return day_of_slice(Slice(time_ms, time_ms).name)
 
 
 def days_between(from_ms: int, to_ms: int) -> list[str]:
@@ -87,7 +87,7 @@ def tide_line(
             tide_line_ms += _begin_between(pipeline, tide_line_ms, midnight + DAY_MS) * pipeline.slice_seconds * 1000
             continue
         in_day = names(day)
-        while (slice_ := slice_at(pipeline, tide_line_ms)).name in in_day and slice_.name[:8] == day:
+        while (slice_ := slice_at(pipeline, tide_line_ms)).name in in_day and day_of_slice(slice_.name) == day:
             tide_line_ms = slice_.end_ms
         if day_of(tide_line_ms) == day:
             break

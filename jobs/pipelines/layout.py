@@ -4,6 +4,9 @@ The paths of tables, and the names of a pipeline's other jobs, are properties of
 """
 
 HOUR_MS = 3_600_000
+# Events lie in a partition for each hour. Its name, as Python and as Spark writes it.
+HOUR_FORMAT = "%Y-%m-%dT%H"
+SPARK_HOUR_FORMAT = "yyyy-MM-dd'T'HH"
 # Where a live table keeps its rows about micro-batches, beside the slices of windows.
 BATCHES_SLICE = "batches"
 # Where a final table keeps the headers of a day's slices: this prefix and the day.
@@ -35,6 +38,11 @@ def checkpoint_of(job: str, source: str | None = None) -> str:
 def control_of(job: str) -> str:
     """The control folder of a streaming job, or of a pipeline's recompute or account, below the lake's root."""
     return f"{_CONTROL}/{job}"
+
+
+def recompute_job_of(pipeline: str) -> str:
+    """The DAG that makes a pipeline's slices final. Its lease has the same name."""
+    return f"recompute_{pipeline}"
 
 
 def dag_id_of(job: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from jobs.pipelines.layout import recompute_job_of
 from jobs.pipelines.rules import check_name, check_sql, check_type, check_unique, require
 from jobs.pipelines.source import Source, Topic
 from jobs.pipelines.window import Check, Measure, View, Window, WindowKind
@@ -218,7 +219,7 @@ class Pipeline:
     @property
     def recompute_job(self) -> str:
         """The DAG that makes slices final, and the holder of the lease on `final` and `ledger`."""
-        return f"recompute_{self.name}"
+        return recompute_job_of(self.name)
 
     @property
     def account_job(self) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_EXACT_TYPE = re.compile(r"BIGINT|STRING|TIMESTAMP|DECIMAL\((\d{1,2}),(\d{1,2})\)")
+_EXACT_TYPE = re.compile(r"BIGINT|STRING|TIMESTAMP|DECIMAL\(\d{1,2},\d{1,2}\)")
 
 
 class RefusedDefinitionError(ValueError):
@@ -27,18 +27,27 @@ def check_name(what: str, name: str) -> None:
 
 def check_type(what: str, sql_type: str) -> None:
     """Refuse a type that does not hold exact values."""
-    exact = _EXACT_TYPE.fullmatch(sql_type)
     require(
-        exact is not None,
+        _EXACT_TYPE.fullmatch(sql_type) is not None,
         f"{what} type={sql_type!r} is not one of BIGINT, STRING, TIMESTAMP, DECIMAL(p,s); "
         "the last digit of a DOUBLE depends on the order of the records: use DECIMAL(18,6)",
     )
-    if exact and exact[1]:
-        precision, scale = int(exact[1]), int(exact[2])
+    if sql_type.startswith("DECIMAL"):
+        precision, scale = digits_of(sql_type)
         require(
             0 < precision <= 38 and scale <= precision,
             f"{what} type={sql_type!r}: precision must be from 1 to 38, scale from 0 to the precision",
         )
+
+
+def digits_of(decimal: str) -> tuple[int, int]:
+    """The precision and scale of a DECIMAL type.
+
+    >>> digits_of("DECIMAL(18,6)")
+    (18, 6)
+    """
+    precision, scale = decimal.removeprefix("DECIMAL(").rstrip(")").split(",")
+    return int(precision), int(scale)
 
 
 def check_unique(what: str, names: Iterable[str]) -> None:

@@ -8,7 +8,9 @@ from functools import cached_property, lru_cache
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.rules import RefusedDefinitionError
 
-_FORMAT = "%Y%m%dT%H%M%SZ"
+# The names of slices, as Python and DuckDB write them, and as Spark does.
+NAME_FORMAT = "%Y%m%dT%H%M%SZ"
+SPARK_NAME_FORMAT = "yyyyMMdd'T'HHmmss'Z'"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # One broker gives the time, but the leader of each partition stamps arrivals. Their clocks may differ by this much.
@@ -81,12 +83,21 @@ def start_ms_of(name: str) -> int:
     60000
     """
     try:
-        start = datetime.strptime(name, _FORMAT).replace(tzinfo=UTC)
+        start = datetime.strptime(name, NAME_FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
         raise RefusedDefinitionError(
             f"{name!r} is no slice: write the begin of a slice, e.g. 20260131T120000Z"
         ) from error
     return round(start.timestamp() * 1000)
+
+
+def day_of_slice(name: str) -> str:
+    """The day on which a slice begins, as part of its name.
+
+    >>> day_of_slice("20260131T120000Z")
+    '20260131'
+    """
+    return name[:8]
 
 
 def slice_named(pipeline: Pipeline, name: str) -> Slice:
@@ -114,6 +125,18 @@ def adjacent_groups(slices: Iterable[Slice]) -> list[tuple[Slice, ...]]:
         else:
             groups.append([slice_])
     return [tuple(group) for group in groups]
+
+
+def event_ranges(pipeline: Pipeline, slices: Iterable[Slice]) -> list[tuple[int, int]]:
+    """The ranges [from, to) of event time from which some slices are computed. Adjacent slices share a range.
+
+    >>> from jobs.pipelines import PIPELINES
+    >>> event_ranges(PIPELINES["rolling_sum_sliding"], [Slice(0, 60_000), Slice(60_000, 120_000)])
+    [(0, 120750)]
+    """
+    window = pipeline.window
+    groups = adjacent_groups(slices)
+    return [(group[0].start_ms - window.look_back_ms, group[-1].end_ms + window.reach_ms) for group in groups]
 
 
 def over_at(pipeline: Pipeline, slice_: Slice) -> int:

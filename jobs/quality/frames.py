@@ -9,7 +9,7 @@ from typing import Any, Self
 import pandas as pd
 
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import slice_at
+from jobs.pipelines.slices import SPARK_NAME_FORMAT, slice_at
 from jobs.quality.suite import SLICE_OF_WINDOW, Rule
 
 # The name that is shown for rows without a slice.
@@ -72,7 +72,7 @@ class SparkRows:
     def of(cls, windows: Any, pipeline: Pipeline) -> Self:
         """Add the slice where each window begins."""
         seconds = f"unix_seconds(window_start) - pmod(unix_seconds(window_start), {pipeline.slice_seconds})"
-        name = f"date_format(timestamp_seconds({seconds}), \"yyyyMMdd'T'HHmmss'Z'\")"
+        name = f'date_format(timestamp_seconds({seconds}), "{SPARK_NAME_FORMAT}")'
         return cls(windows.selectExpr("*", f"{name} AS {SLICE_OF_WINDOW}").persist())
 
     def counts(self) -> dict[str, int]:

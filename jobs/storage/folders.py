@@ -132,6 +132,15 @@ def remove(folder: Folder) -> None:
         folder.remove()
 
 
+def put_aside(file: Path, folder: Path, name: str) -> Path:
+    """Move a file on a disk into a folder, and return its new place. Its new ``name`` gets an end of its own."""
+    aside = folder / f"{name}-{uuid.uuid4().hex}"
+    make_folder(folder)
+    file.rename(aside)
+    make_durable(file.parent)
+    return aside
+
+
 def delete_files(files: Collection[Folder]) -> None:
     """Delete files of one lake. A file that does not exist is no error."""
     in_bucket = []

@@ -11,12 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 from rich.table import Table
 from rich.text import Text
 
-from jobs.lake.delta.reading import dataset
-from jobs.lake.events import Landed
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.layout import HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
@@ -67,7 +64,8 @@ def advise(lake: PipelineLake, trigger_ms: int, *, hours: float = 24, share: flo
     if landed is None:
         raise Refusal(f"{pipeline.source.events_table} does not exist yet: run `ingest` first")
     delay_ms = pipeline.watermark_delay_seconds * 1000
-    with _arrived(landed, round(hours * HOUR_MS)) as database:
+    with landed.newest(round(hours * HOUR_MS)) as database:
+        database.execute("CREATE TEMP TABLE events AS SELECT time, arrival FROM accepted")
         database.execute(_needed(pipeline, trigger_ms))
         (events,) = _row(database, "SELECT count(*) FROM needed")
         if not events:
@@ -95,29 +93,6 @@ def advise(lake: PipelineLake, trigger_ms: int, *, hours: float = 24, share: flo
         more_rows=rows,
         sentence=_sentence(pipeline, share, now_share, proposed, rows),
     )
-
-
-def _arrived(landed: Landed, span_ms: int) -> duckdb.DuckDBPyConnection:
-    """A database with the table `events`: event time and arrival, in milliseconds, of events accepted in the span."""
-    actions: list[dict[str, Any]] = pa.table(landed.table.get_add_actions(flatten=True)).to_pylist()
-    database = duckdb.connect()
-    # One thread only, because the machine is shared with the streams.
-    database.execute("SET TimeZone = 'UTC'; SET threads = 1")
-    arrivals = {action["path"]: action.get("max.arrival_time") for action in actions}
-    known = [arrival for arrival in arrivals.values() if arrival is not None]
-    newest = round(max(known).timestamp() * 1000) if known else 0
-    files = [
-        path
-        for path, arrival in arrivals.items()
-        if arrival is None or round(arrival.timestamp() * 1000) >= newest - span_ms
-    ]
-    database.register("landed", dataset(landed.table, landed.path, files))
-    database.execute(
-        f"""CREATE TEMP TABLE events AS
-        SELECT epoch_ms(event_time) AS time, epoch_ms(arrival_time) AS arrival FROM landed
-        WHERE reason IS NULL AND arrival_time >= make_timestamptz({max(0, newest - span_ms) * 1000})"""
-    )
-    return database
 
 
 def _needed(pipeline: Pipeline, trigger_ms: int) -> str:

@@ -5,15 +5,15 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import FrameType
 
 from kafka.errors import KafkaError
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from jobs.control.checkpoint import Offsets
 from jobs.control.epochs import BEAT_SECONDS, Phase, QueryProgress, Receipt, Stop
@@ -21,6 +21,7 @@ from jobs.control.folder import Control
 from jobs.control.lease import Lease
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.signals import stop_on_signal
 from jobs.streaming.microbatch import MicroBatches
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def supervised(settings: Settings, job: str, work: Callable[[Lease, threading.Ev
     lease = Lease.acquire(Control.of(settings.lake_root, job), stall_seconds=settings.stall_seconds)
     log.info("%s holds epoch %d", job, lease.epoch)
     try:
-        with stop_on_signal() as stop:
+        with stop_on_signal(_report_signal) as stop:
             ending = work(lease, stop)
     except BaseException as error:
         _leave(lease, Receipt(time=time.time(), clean=False, cause=cause_of(error)))
@@ -61,6 +62,10 @@ def supervised(settings: Settings, job: str, work: Callable[[Lease, threading.Ev
         Receipt(time=time.time(), clean=True, cause=ending.why, batches=ending.batches, offsets=ending.offsets)
     )
     log.info("%s: %s; receipt of epoch %d written", job, ending.why, lease.epoch)
+
+
+def _report_signal(number: signal.Signals) -> None:
+    log.info("%s: stopping after the current micro-batch", number.name)
 
 
 def _leave(lease: Lease, receipt: Receipt) -> None:
@@ -74,23 +79,13 @@ def _leave(lease: Lease, receipt: Receipt) -> None:
         log.error("no receipt can be written (%s); epoch %d ended: %s", error, lease.epoch, receipt.cause)
 
 
-@contextmanager
-def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set, so that the micro-batch under way can finish first."""
-    stop = threading.Event()
-
-    def request(number: int, _frame: FrameType | None) -> None:
-        log.info("%s: stopping after the current micro-batch", signal.Signals(number).name)
-        # Another thread must set the event. This thread may have been about to wait for the event when the signal came.
-        # Then it holds the event's lock, and would wait for itself.
-        threading.Thread(target=stop.set).start()
-
-    before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def start_query(
+    writer: DataStreamWriter, batches: MicroBatches, trigger_ms: int | None
+) -> tuple[StreamingQuery, MicroBatches]:
+    """Start a query that begins a micro-batch every ``trigger_ms``. With None it ends when it has caught up."""
+    writer = writer.foreachBatch(batches).option("checkpointLocation", str(batches.checkpoint.path))
+    trigger = {"availableNow": True} if trigger_ms is None else {"processingTime": f"{trigger_ms} milliseconds"}
+    return writer.trigger(**trigger).start(), batches
 
 
 class QueryFailedError(Refusal):

@@ -23,6 +23,7 @@ from jobs.lake.event_hours import KeptEvents
 from jobs.lake.stream_tables import TableWriter, last_note
 from jobs.pipelines import INGEST, SOURCES
 from jobs.pipelines.days import DAY_MS
+from jobs.pipelines.layout import SPARK_HOUR_FORMAT
 from jobs.pipelines.source import Source
 from jobs.settings import Settings
 from jobs.storage.folders import Folder
@@ -35,8 +36,6 @@ from jobs.times import iso
 from jobs.transforms.parse import parse
 
 log = logging.getLogger(__name__)
-
-HOUR_FORMAT = "yyyy-MM-dd'T'HH"
 
 
 def run(settings: Settings, *, until_caught_up: bool = False) -> None:
@@ -76,7 +75,6 @@ def _run_queries(
         begins, max_offsets = starts[source.name].begins, settings.max_offsets
         records = streams.read(spark, settings.kafka, source.name, max_offsets=max_offsets, begins=begins)
         events = landed(records, source)
-        checkpoint = Checkpoint.of(settings.lake_root, INGEST, source.name)
         path, schema = settings.lake_root / source.events_table, streams.arrow_schema(events)
         # Check the lease before the table is opened, because opening may write to the table.
         lease.check()
@@ -84,7 +82,7 @@ def _run_queries(
             job=INGEST,
             topic=source.name,
             lease=lease,
-            checkpoint=checkpoint,
+            checkpoint=Checkpoint.of(settings.lake_root, INGEST, source.name),
             table=TableWriter.open(path, schema, "hour", epoch=lease.epoch),
             client=client,
             start=starts[source.name],
@@ -92,11 +90,8 @@ def _run_queries(
             events=_kept(settings.lake_root, source),
             room=Room.of(settings.lake_root),
         )
-        writer = events.writeStream.queryName(f"{INGEST} {source.name}").foreachBatch(batches)
-        writer = writer.option("checkpointLocation", str(checkpoint.path))
-        if until_caught_up:
-            return writer.trigger(availableNow=True).start(), batches
-        return writer.trigger(processingTime=f"{settings.ingest_trigger_ms} milliseconds").start(), batches
+        writer = events.writeStream.queryName(f"{INGEST} {source.name}")
+        return driver.start_query(writer, batches, None if until_caught_up else settings.ingest_trigger_ms)
 
     queries = [start(source) for source in SOURCES.values()]
     return driver.run(queries, lease, stop, lambda: committed_ends(client, SOURCES))
@@ -127,7 +122,7 @@ def landed(records: DataFrame, source: Source) -> DataFrame:
 
     That is the hour of the event time, or of the arrival for a record without an event time.
     """
-    hour = F.date_format(F.coalesce("event_time", "arrival_time"), HOUR_FORMAT)
+    hour = F.date_format(F.coalesce("event_time", "arrival_time"), SPARK_HOUR_FORMAT)
     return parse(records, source).withColumn("hour", hour)
 
 

@@ -86,7 +86,6 @@ def _run_query(
     source, max_offsets = pipeline.source.name, settings.max_offsets
     records = streams.read(spark, settings.kafka, source, max_offsets=max_offsets, begins=start.begins)
     windows = aggregate(events_that_count(records, pipeline), pipeline)
-    checkpoint = Checkpoint.of(settings.lake_root, pipeline.name)
 
     def announce(files: list[Folder], batch: Batch) -> None:
         rows = [str(file) for file in files if file.parent.name != f"slice={BATCHES_SLICE}"]
@@ -109,7 +108,7 @@ def _run_query(
         topic=source,
         fingerprint=pipeline.fingerprint,
         lease=lease,
-        checkpoint=checkpoint,
+        checkpoint=Checkpoint.of(settings.lake_root, pipeline.name),
         table=TableWriter.open(path, schema, "slice", epoch=lease.epoch),
         client=client,
         start=start,
@@ -119,11 +118,9 @@ def _run_query(
         batches_kept=_batches_kept(pipeline),
         room=Room.of(settings.lake_root),
     )
-    writer = windows.writeStream.queryName(pipeline.name).outputMode("update").foreachBatch(batches)
-    writer = writer.option("checkpointLocation", str(checkpoint.path))
-    trigger = {"availableNow": True} if until_caught_up else {"processingTime": f"{settings.trigger_ms} milliseconds"}
-    queries = [(writer.trigger(**trigger).start(), batches)]
-    return driver.run(queries, lease, stop, lambda: committed_ends(client, [source]))
+    writer = windows.writeStream.queryName(pipeline.name).outputMode("update")
+    query = driver.start_query(writer, batches, None if until_caught_up else settings.trigger_ms)
+    return driver.run([query], lease, stop, lambda: committed_ends(client, [source]))
 
 
 def _batches_kept(pipeline: Pipeline) -> timedelta:

@@ -7,7 +7,6 @@ batch that the table does not have. The other is the commit of a batch that the 
 
 import logging
 import os
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from jobs.control.checkpoint import Checkpoint
 from jobs.lake.stream_tables import Note
 from jobs.pipelines.layout import PUT_ASIDE
 from jobs.refusal import Refusal
-from jobs.storage.folders import Folder, make_durable, make_folder
+from jobs.storage.folders import Folder, make_durable, put_aside
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +75,9 @@ def _put_aside_if_torn(file: Path, read: Callable[[int], object], batch: int) ->
 
 
 def _put_aside(file: Path) -> None:
-    aside = file.parent.parent / PUT_ASIDE / f"{file.parent.name}-{file.name}-{uuid.uuid4().hex}"
-    make_folder(aside.parent)
-    file.rename(aside)
     # Hadoop's checksums of a file lie beside it.
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
-    make_durable(file.parent)
+    aside = put_aside(file, file.parent.parent / PUT_ASIDE, f"{file.parent.name}-{file.name}")
     log.warning(
         "checkpoint file %s is incomplete, as after a power cut: it was moved to %s, and Spark writes it again",
         file,

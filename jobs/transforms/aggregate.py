@@ -9,9 +9,8 @@ from pyspark.sql.types import DoubleType, FloatType
 
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.rules import RefusedDefinitionError
+from jobs.pipelines.slices import SPARK_NAME_FORMAT
 from jobs.pipelines.window import Window, WindowKind
-
-SLICE_FORMAT = "yyyyMMdd'T'HHmmss'Z'"
 
 
 def aggregate(events: DataFrame, pipeline: Pipeline, *more: Column) -> DataFrame:
@@ -75,7 +74,7 @@ def is_ahead(pipeline: Pipeline) -> Column:
 def slice_of(window_start: Column, slice_seconds: int) -> Column:
     """The name of a window's slice: the start of the slice, which sorts by time and is safe in a path."""
     seconds = F.unix_seconds(window_start)
-    return F.date_format(F.timestamp_seconds(seconds - F.pmod(seconds, F.lit(slice_seconds))), SLICE_FORMAT)
+    return F.date_format(F.timestamp_seconds(seconds - F.pmod(seconds, F.lit(slice_seconds))), SPARK_NAME_FORMAT)
 
 
 def window_of(window: Window) -> Column:

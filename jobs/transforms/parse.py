@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
+from jobs.pipelines.rules import digits_of
 from jobs.pipelines.source import Field, Format, Source
 
 _TEXT, _KEY = "CAST(_value AS STRING)", "CAST(_key AS STRING)"
@@ -210,8 +211,8 @@ def _digits(field: Field) -> tuple[int, int]:
     >>> _digits(Field(name="value", type="DECIMAL(18,6)"))
     (12, 6)
     """
-    precision, scale = field.type.removeprefix("DECIMAL(").rstrip(")").split(",")
-    return int(precision) - int(scale), int(scale)
+    precision, scale = digits_of(field.type)
+    return precision - scale, scale
 
 
 def _strict_type(field: Field) -> str:

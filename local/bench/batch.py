@@ -23,7 +23,7 @@ from jobs.lake.columns import checksum, columns_of
 from jobs.lake.events import Landed
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines.layout import HOUR_MS
-from jobs.pipelines.slices import Slice, over_at, slices_between
+from jobs.pipelines.slices import NAME_FORMAT, Slice, over_at, slices_between
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.storage.folders import Folder, remove
@@ -124,7 +124,7 @@ def _planned(lake: MadeLake, run: str, slices: Sequence[Slice]) -> tuple[Plan, R
 
 _SAME = """
 COPY (
-  SELECT strftime(time_bucket(INTERVAL {slice} SECONDS, window_start), '%Y%m%dT%H%M%SZ') AS slice,
+  SELECT strftime(time_bucket(INTERVAL {slice} SECONDS, window_start), '{name_format}') AS slice,
     window_start, window_start + INTERVAL {size} MILLISECONDS AS window_end, key,
     CAST(total AS DECIMAL(28,6)) AS total,
     CAST(CAST((20000 * units + events) // (2 * events) AS DECIMAL(28,0)) * CAST(0.0000000001 AS DECIMAL(10,10))
@@ -156,6 +156,7 @@ def by_duckdb(lake: PipelineLake, plan: Plan, folder: Folder) -> None:
         database.execute(
             _SAME.format(
                 slice=PIPELINE.slice_seconds,
+                name_format=NAME_FORMAT,
                 size=PIPELINE.window.size_ms,
                 as_of_ms=plan.as_of_ms,
                 run=plan.run,
@@ -230,7 +231,7 @@ def _restate(made: MadeLake, slice_: Slice, run: str, events: int) -> dict[str, 
     }
     took = {name: seconds_of(part) for name, part in parts.items()}
     final = lake.final()
-    header = final.headers([slice_.name[:8]])[slice_.name] if final else None
+    header = final.header(slice_.name) if final else None
     if header is None or versions != {slice_.name: header.version} or abs(header.events / events - 1) > 0.01:
         raise Refusal(f"run {run!r}: published={versions} header={header}, expected events={events:,}")
     return took

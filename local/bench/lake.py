@@ -27,7 +27,7 @@ from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
 from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
 from jobs.pipelines import INGEST, PIPELINES
-from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
+from jobs.pipelines.layout import BATCHES_SLICE, HOUR_FORMAT, HOUR_MS
 from jobs.pipelines.slices import Slice, slice_at, slice_named
 from jobs.pipelines.source import Source
 from jobs.settings import Settings
@@ -97,7 +97,7 @@ class MadeLake:
         with _database() as database:
             for batch, (from_ms, to_ms, count) in enumerate(parts):
                 stage = writer.new_stage()
-                folder = stage / f"hour={time_of(from_ms):%Y-%m-%dT%H}"
+                folder = stage / f"hour={time_of(from_ms):{HOUR_FORMAT}}"
                 query = _EVENTS.format(**named, from_ms=from_ms, to_ms=to_ms, first=total, count=count)
                 _write(_rows(database, query, schema), folder, drop="hour")
                 offsets = total // partitions, (total + count) // partitions

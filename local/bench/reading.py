@@ -45,7 +45,7 @@ def _publish(lake: MadeLake, slice_: Slice, rows: int, sizes: Sizes, report: Tel
         # As a task does it from the start: open the table, read the day's headers and commit.
         began = time.monotonic()
         final = lake.tables.open_final()
-        final.require_version(final.headers([slice_.name[:8]])[slice_.name], header)
+        final.require_version(final.header(slice_.name), header)
         final.publish([Publication(header=header, files=(staged,))])
         commits.append(time.monotonic() - began)
     report(f"publish: sending {rows:,} rows to the topic")

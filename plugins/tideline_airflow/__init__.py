@@ -29,7 +29,10 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "triggers": [
-            {"integration-name": "Tideline", "python-modules": ["tideline_airflow.triggers.streaming"]},
+            {
+                "integration-name": "Tideline",
+                "python-modules": ["tideline_airflow.triggers.room", "tideline_airflow.triggers.streaming"],
+            }
         ],
         "connection-types": [
             {

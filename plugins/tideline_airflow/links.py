@@ -6,6 +6,9 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink, conf
 
+from jobs.pipelines.layout import recompute_job_of
+from jobs.upkeep.logs import DRIVERS
+
 CONSOLE = "/tideline"
 
 
@@ -41,7 +44,7 @@ class SlicesLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """The page of the pipeline that this operator is about."""
-        return address(f"slices/recompute_{operator.pipeline}")
+        return address(f"slices/{recompute_job_of(operator.pipeline)}")
 
 
 class DataDocsLink(BaseOperatorLink):
@@ -71,4 +74,4 @@ def page(path: str) -> str:
 
 def driver_logs(job: str) -> Path:
     """Where the logs of a job's drivers are, on the machine where its tasks run."""
-    return Path(conf.get("logging", "base_log_folder")) / "drivers" / job
+    return Path(conf.get("logging", "base_log_folder")) / DRIVERS / job

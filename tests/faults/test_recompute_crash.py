@@ -258,7 +258,7 @@ def rows(settings: Settings) -> int:
 def told(settings: Settings) -> dict[str, int]:
     """The slices that are final by the ledger, each with its version."""
     ledger = Ledger.read(settings.lake_root, SUM)
-    entries = ledger.newest() if ledger else {}
+    entries = ledger.newest_of(ledger.days()) if ledger else {}
     return {name: entry.version for name, entry in entries.items() if entry.state is State.FINAL}
 
 

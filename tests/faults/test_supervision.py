@@ -241,7 +241,7 @@ def test_a_stop_from_airflow_is_graceful_and_the_next_start_goes_on(
 
 def test_a_running_stream_takes_no_worker(stack: Stack, api: AirflowApi, control: Control) -> None:
     assert _task_states(api) == ["deferred"]
-    pool = api.pool("default_pool")
+    pool = api._ask("GET", "/pools/default_pool")
     assert (pool["occupied_slots"], pool["deferred_slots"]) == (0, 1)
 
 

@@ -45,7 +45,7 @@ def test_a_source_that_has_gone_silent_is_a_warning_with_a_page(tmp_path: Path) 
     assert (folder.verdicts() or {})[EMPTY]["passed"]
     ledger = Ledger.read(tmp_path, SUM)
     assert ledger is not None
-    assert verdict.failures[0].expectation in (tmp_path / str(ledger.newest()[EMPTY].docs)).read_text()
+    assert verdict.failures[0].expectation in (tmp_path / str(ledger.newest([EMPTY])[EMPTY].docs)).read_text()
 
 
 def test_empty_slices_pass_where_nothing_is_usual_yet(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_late_events_that_another_plan_has_counted_stay_counted(tmp_path: Path, 
         # As if the job had read an event that was not accepted.
         folder.keep_staged({EMPTY: StagedSlice(read=1)})
     assert auditing.examine(PipelineLake(tmp_path, SUM), "r")[EMPTY].passed is not blocked
-    newest = Ledger.open(tmp_path, SUM).newest()[EMPTY]
+    newest = Ledger.open(tmp_path, SUM).newest([EMPTY])[EMPTY]
     assert newest.state is (State.BLOCKED if blocked else State.AUDITING)
     assert newest.late == 5
 
@@ -116,7 +116,7 @@ def test_a_slice_that_could_not_be_computed_is_blocked_and_cannot_be_approved(tm
     folder.keep_staged({EMPTY: StagedSlice()}, {FULL: "ARITHMETIC_OVERFLOW in sum"})
     verdicts = auditing.examine(PipelineLake(tmp_path, SUM), "r")
     assert {name: verdict.passed for name, verdict in verdicts.items()} == {FULL: False, EMPTY: True}
-    line = Ledger.open(tmp_path, SUM).newest()[FULL]
+    line = Ledger.open(tmp_path, SUM).newest([FULL])[FULL]
     assert (line.state, line.reason) == (
         State.BLOCKED,
         "rule 'the slice can be computed' failed: ARITHMETIC_OVERFLOW in sum",

@@ -70,6 +70,7 @@ def read_few(lake: Path, request: Request | None) -> tuple[PlanSnapshot, FinalTa
 def read_all(lake: Path, request: Request | None) -> SliceSurvey:
     """The same survey, made from every header and every ledger line."""
     headers, landed = FinalTable.open(lake, SUM).headers(), Landed.at(lake, SUM.source)
+    ledger = Ledger.open(lake, SUM)
     assert landed is not None
     ends = landed.ends("numbers", "t1")
     inputs = PlanInputs(
@@ -78,7 +79,7 @@ def read_all(lake: Path, request: Request | None) -> SliceSurvey:
         topic=plan_inputs.topic_of(None, SUM.source),  # type: ignore[arg-type]
         landed=ends,
         headers=headers,
-        entries=Ledger.open(lake, SUM).newest(),
+        entries=ledger.newest_of(ledger.days()),
     )
     last = LateCountPosition(topic_id="t1", ends={0: 10})
     inputs, _ = count_late(SUM, landed, last, inputs, ends, max(headers, default=None), lambda _days: headers)

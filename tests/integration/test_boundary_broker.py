@@ -41,7 +41,7 @@ def land(settings: Settings) -> None:
 
 def boundaries(settings: Settings) -> dict[str, Boundary | None]:
     ledger = Ledger.read(settings.lake_root, SUM)
-    return {name: entry.boundary for name, entry in ledger.newest().items()} if ledger else {}
+    return {name: entry.boundary for name, entry in ledger.newest_of(ledger.days()).items()} if ledger else {}
 
 
 def judge(settings: Settings, events: int, run: str) -> None:

@@ -140,7 +140,7 @@ def test_a_person_publishes_what_is_blocked_and_a_backfill_restates_its_slice_al
     with stack.airflow.api() as api:
         approve(stack, api, bad)
         assert versions(jobs.lake_root)[bad.name] == 1
-        line = Ledger.read(jobs.lake_root, SUM).newest()[bad.name]
+        line = Ledger.read(jobs.lake_root, SUM).newest([bad.name])[bad.name]
         assert line.state == "final"
         assert line.reason.startswith(f"blocked, approved by {stack.settings.airflow_user}: a recalibration")
         backfill(api, good)

@@ -71,11 +71,6 @@ class Broker:
         self.topic += 1
         self.logs = {partition: [] for partition in self.logs}
 
-    @property
-    def is_landed(self) -> bool:
-        """Whether all records are landed."""
-        return self.note.topic == self.topic and all(self.note.ends.get(p, 0) == end for p, end in self.ends.items())
-
     def land(self, chance: random.Random) -> None:
         """Land some records, more of one partition than of the other. A new topic is landed only after a reset."""
         if self.note.topic != self.topic and chance.random() < 0.5:

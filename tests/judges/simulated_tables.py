@@ -32,7 +32,7 @@ from tests.judges.simulated_world import SUM, World, key_of, start_of
 class FinalModel:
     """`FinalTable` in memory."""
 
-    require_version = FinalTable.require_version
+    require_version, header = FinalTable.require_version, FinalTable.header
 
     def __init__(self, world: World, version: int | None = None) -> None:
         self.world = world

@@ -126,7 +126,7 @@ def judge_tables(lake: Path, reported: list[str]) -> None:
     # Read before writing, as a plan does.
     Planner(lake=PipelineLake(lake, SUM), client=None, clock=lambda: 0)._read()  # type: ignore[arg-type]
     ledger, final = Ledger.open(lake, SUM), FinalTable.open(lake, SUM)
-    line = ledger.newest().get(finals.FIRST.name)
+    line = ledger.newest([finals.FIRST.name]).get(finals.FIRST.name)
     wanted = {"recomputing": State.RECOMPUTING, "told": State.FINAL}
     for what, state in wanted.items():
         assert what not in reported or (line is not None and line.state in (state, State.FINAL))

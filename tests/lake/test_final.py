@@ -119,6 +119,7 @@ def test_rows_and_headers_come_and_go_in_one_commit(tmp_path: Path) -> None:
     assert table.version == 2
     assert seen(tmp_path) == both(2)
     assert table.headers() == {slice_.name: header(slice_, 2) for slice_ in (FIRST, SECOND)}
+    assert (table.header(FIRST.name), table.header("20261118T235800Z")) == (header(FIRST, 2), None)
     assert table.rows(FIRST.name).sort_by("window_start") == windows(FIRST, 2)
 
 
@@ -373,10 +374,11 @@ def test_the_ledger_that_dies_anywhere_has_the_line_or_not(tmp_path: Path) -> No
                 tell(lake)
             told = (operations[at], moment) == ("commit", "after")
             ledger = Ledger.open(lake, SUM)
-            assert ledger.newest() == {FIRST.name: entry(2 if told else 1)}
+            assert ledger.newest_of(ledger.days()) == {FIRST.name: entry(2 if told else 1)}
             assert ledger.late_count_position() == (LateCountPosition(topic_id="t1", ends={0: 7}) if told else None)
             ledger.append([entry(3, State.REOPENED)])
-            assert Ledger.open(lake, SUM).newest() == {FIRST.name: entry(3, State.REOPENED)}
+            again = Ledger.open(lake, SUM)
+            assert again.newest_of(again.days()) == {FIRST.name: entry(3, State.REOPENED)}
 
 
 def test_of_settled_slices_the_ledger_gives_the_name_alone(tmp_path: Path) -> None:
@@ -390,7 +392,7 @@ def test_of_settled_slices_the_ledger_gives_the_name_alone(tmp_path: Path) -> No
     entries, settled = ledger.unsettled({"20261118"}, versions)
     assert settled == {FIRST.name}
     assert set(entries) == {late.slice, behind.slice, unknown.slice}
-    assert entries == {name: line for name, line in ledger.newest().items() if name != FIRST.name}
+    assert entries == {name: line for name, line in ledger.newest_of(ledger.days()).items() if name != FIRST.name}
     ledger.append([entry(1, State.AUDITING)])
     assert ledger.unsettled({"20261118"}, versions)[1] == set()
     assert ledger.unsettled({"20260101"}, versions) == ({}, set())
@@ -406,15 +408,16 @@ def test_a_ledger_of_an_older_version_does_not_say_what_came_in_time(tmp_path: P
     told = {FIRST.name: entry(1), SECOND.name: replace(late, in_time=None)}
     read = Ledger.read(tmp_path, SUM)
     assert read is not None
-    assert read.newest() == told
+    assert read.newest_of(read.days()) == told
     monkeypatch.setattr(module, "_MERGE_EVERY_COMMITS", 1)
     ledger = Ledger.open(tmp_path, SUM)
-    assert (ledger.newest(), ledger.late_count_position()) == (told, LateCountPosition(topic_id="t1", ends={0: 7}))
+    assert ledger.newest_of(ledger.days()) == told
+    assert ledger.late_count_position() == LateCountPosition(topic_id="t1", ends={0: 7})
     ledger.append([replace(late, version=2, in_time=1)])
     read = Ledger.read(tmp_path, SUM)
     assert read is not None
     assert [line.in_time for line in read.history(SECOND.name)] == [None, 1]
-    assert read.newest() == {FIRST.name: entry(1), SECOND.name: replace(late, version=2, in_time=1)}
+    assert read.newest_of(read.days()) == {FIRST.name: entry(1), SECOND.name: replace(late, version=2, in_time=1)}
     assert Lake(tmp_path).query("SELECT count(*) AS lines FROM ledger_rolling_sum").to_pylist() == [{"lines": 3}]
 
 

@@ -12,8 +12,14 @@ import pytest
 from jobs.finality.auditing import audit_page
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
+from jobs.lake.publication import Publication
 from jobs.lake.slices import LedgerLine, State
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.days import DAY_MS
+from jobs.pipelines.slices import slice_at
+from jobs.times import iso
+from tests.finality.test_due import header
+from tests.lake.test_events_kept import NOON_MS, Events
 from tideline_airflow.console import slices
 from tideline_airflow.console.app import app
 
@@ -22,6 +28,8 @@ PAGE = f"/slices/{SUM.recompute_job}"
 FIRST, SECOND = "20260131T120000Z", "20260131T120100Z"
 RUN = "scheduled__2026-01-31T12:03:00+00:00__x"
 EVIL = "<script>alert('x')</script>"
+# Of events that arrived at noon, those before this time are removed.
+BEGIN_MS = NOON_MS - 2 * DAY_MS
 
 
 @pytest.fixture
@@ -76,6 +84,20 @@ def test_the_newest_slices_come_first_and_lead_to_their_history(lake: Path, agre
     history = ask(f"{PAGE}/{FIRST}").text
     assert history.index("blocked") < history.index("<td>open</td>")
     assert EVIL not in history
+
+
+@pytest.mark.parametrize("before", [[], [BEGIN_MS - DAY_MS]], ids=["no slice final", "the first one final"])
+def test_the_tide_line_skips_slices_whose_events_were_removed(lake: Path, agreed: None, before: list[int]) -> None:
+    """The pipeline was paused for a day. The slices of that day are not final, and their events are gone."""
+    events, final = Events(lake), PipelineLake(lake, SUM).open_final()
+    events.land(BEGIN_MS - DAY_MS, BEGIN_MS - 1, BEGIN_MS, NOON_MS)
+    told(lake, **{f"s{slice_at(SUM, BEGIN_MS - DAY_MS).name}": "open"})
+    headers = [header(slice_at(SUM, at_ms), rows=0) for at_ms in (*before, BEGIN_MS)]
+    final.publish([Publication(header=each, files=()) for each in headers])
+    line = f"Final up to {iso(before[0] + 60_000)}." if before else "The first slice is not final yet."
+    assert f"<p>{line}</p>" in ask(PAGE).text
+    events.remove_old()
+    assert f"<p>Final up to {iso(BEGIN_MS + 60_000)}.</p>" in ask(PAGE).text
 
 
 def test_an_audit_is_shown_as_it_was_written(lake: Path, agreed: None) -> None:

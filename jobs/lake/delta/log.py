@@ -2,7 +2,6 @@
 
 import json
 import logging
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from jobs.pipelines.layout import PUT_ASIDE
-from jobs.storage.folders import Folder, make_durable, make_folder
+from jobs.storage.folders import Folder, make_durable, put_aside
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +35,8 @@ def open_whole(path: Folder) -> DeltaTable:
             return table
         torn = _torn_files(path)
     for file in torn:
-        aside = Path(str(path)) / PUT_ASIDE / f"{file.name}-{uuid.uuid4().hex}"
-        log.warning("%s is incomplete, as after a power cut: it is moved to %s", file, aside)
-        make_folder(aside.parent)
-        file.rename(aside)
-        make_durable(file.parent)
+        aside = put_aside(file, Path(str(path)) / PUT_ASIDE, file.name)
+        log.warning("%s is incomplete, as after a power cut: it was moved to %s", file, aside)
     return DeltaTable(str(path))
 
 

@@ -26,9 +26,9 @@ from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
 from jobs.lake.stream_tables import Manifest, TableWriter
 from jobs.pipelines import INGEST
 from jobs.pipelines.days import DAY_MS
-from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS
+from jobs.pipelines.layout import BATCHES_SLICE, HOUR_FORMAT, HOUR_MS
 from jobs.pipelines.pipeline import Pipeline
-from jobs.pipelines.slices import Slice, over_at, slice_named, start_ms_of
+from jobs.pipelines.slices import Slice, day_of_slice, over_at, slice_named, start_ms_of
 from jobs.pipelines.source import Source
 from jobs.settings import KeptDays, Settings
 from jobs.storage.folders import Folder
@@ -43,7 +43,6 @@ _STATES = (State.OPEN, State.CLOSED, State.RECOMPUTING, State.AUDITING)
 _LIVE_KEPT_MS = HOUR_MS
 _FAR_UPKEEP_DAYS = 30
 _KEY = "series"
-_HOUR_FORMAT = "%Y-%m-%dT%H"
 
 
 @dataclass(kw_only=True)
@@ -70,7 +69,7 @@ class EventsYear:
         """Land the events of these slices in one micro-batch."""
         by_hour: dict[str, list[dict[str, Any]]] = {}
         for slice_ in slices:
-            by_hour.setdefault(slice_.start.strftime(_HOUR_FORMAT), []).extend(self._events(slice_))
+            by_hour.setdefault(slice_.start.strftime(HOUR_FORMAT), []).extend(self._events(slice_))
         stage = self.writer.new_stage()
         for hour, rows in by_hour.items():
             _write(rows, self.schema, stage / f"hour={hour}", drop="hour")
@@ -225,7 +224,7 @@ class PipelineYear:
             counts = {"windows": 1, "differing": 1, "unexplained": 0}
             totals += [{**at, "kind": kind, **counts} for kind in ("slice", "age")]
             totals.append({**at, "kind": "cause", "cause": "late", "events": 1, "window_events": 1})
-            by_day.setdefault(header.slice[:8], []).append(
+            by_day.setdefault(day_of_slice(header.slice), []).append(
                 {**self._window(header.slice), "slice": header.slice, "version": header.version, "run": "scheduled"}
             )
         for day, rows in by_day.items():

@@ -12,11 +12,11 @@ from jobs.control.incident import blocked_key
 from jobs.finality.auditing import audit_page
 from jobs.finality.checking import check_page
 from jobs.finality.run.folder import RunFolder
+from jobs.finality.tide_line import line_of
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import LedgerLine, State
 from jobs.pipelines import PIPELINES
-from jobs.pipelines.days import tide_line
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.rules import RefusedDefinitionError
 from jobs.pipelines.slices import slice_named
@@ -53,7 +53,7 @@ def slices(pipeline: _Pipeline) -> str:
     heads = ("slice", "state", "version", "rows", "events", "late", "since", "reason")
     return _page(
         f"Slices of {pipeline.name}",
-        f"<p>{escape(_said(pipeline, ledger, newest))}</p>{table(heads, rows)}{'' if is_all else more}",
+        f"<p>{escape(_said(pipeline, newest))}</p>{table(heads, rows)}{'' if is_all else more}",
     )
 
 
@@ -76,7 +76,7 @@ def one_slice(pipeline: _Pipeline, name: str) -> str:
     lake = _lake(pipeline)
     ledger, final = lake.ledger(), lake.final()
     history = ledger.history(known) if ledger else []
-    header = final.headers([known[:8]]).get(known) if final else None
+    header = final.header(known) if final else None
     if not history and header is None:
         raise HTTPException(404, f"slice {known} of {pipeline.name} is neither in the ledger nor final")
     heads = ("time", "state", "version", "rows", "events", "late", "run", "reason", "checks")
@@ -123,20 +123,15 @@ def _of(entry: LedgerLine) -> tuple[object, ...]:
     return (iso(entry.at_ms), entry.state.value, entry.version, entry.rows, entry.events, entry.late)
 
 
-def _said(pipeline: Pipeline, ledger: Ledger, newest: Mapping[str, LedgerLine]) -> str:
-    first = min(ledger.newest_of(ledger.days()[:1]), default=None)
-    tide_line_ms = _tide_line_ms(pipeline, slice_named(pipeline, first).start_ms) if first else None
+def _said(pipeline: Pipeline, newest: Mapping[str, LedgerLine]) -> str:
+    lake = _lake(pipeline)
+    _, tide_line_ms = line_of(pipeline, lake.final(), lake.events())
     blocked = {name for name, entry in newest.items() if entry.state is State.BLOCKED}
     prefix = blocked_key(pipeline.name, "")
-    blocked |= {incident.key.removeprefix(prefix) for incident in _lake(pipeline).incidents().still_open(prefix)}
+    blocked |= {incident.key.removeprefix(prefix) for incident in lake.incidents().still_open(prefix)}
     parts = [f"Final up to {iso(tide_line_ms)}." if tide_line_ms is not None else "The first slice is not final yet."]
     parts += [f"Blocked: {', '.join(sorted(blocked))}."] if blocked else []
     return " ".join(parts)
-
-
-def _tide_line_ms(pipeline: Pipeline, first_ms: int) -> int | None:
-    final = _lake(pipeline).final()
-    return tide_line(pipeline, first_ms, final.slices_by_day(), lambda day: final.headers([day])) if final else None
 
 
 def _docs(pipeline: Pipeline, entry: LedgerLine) -> str | None:

@@ -129,7 +129,7 @@ class RollBackOperator(PublishOperator):
         slice_named(self.definition, self.slice)
         lake = self.lake()
         final = lake.final()
-        now = final.headers([self.slice[:8]]).get(self.slice) if final else None
+        now = final.header(self.slice) if final else None
         if final is None or now is None:
             raise Refusal(f"slice {self.slice} of {self.pipeline!r} is not final: there is nothing to roll back")
         old, _ = earlier(lake, final, self.slice, int(self.to_version))
