@@ -12,7 +12,7 @@ from jobs.control.incident import blocked_key
 from jobs.finality.auditing import audit_page
 from jobs.finality.checking import check_page
 from jobs.finality.run.folder import RunFolder
-from jobs.finality.tide_line import line_of
+from jobs.finality.tide_line import begin_and_tide_line
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.slices import LedgerLine, State
@@ -125,7 +125,7 @@ def _of(entry: LedgerLine) -> tuple[object, ...]:
 
 def _said(pipeline: Pipeline, newest: Mapping[str, LedgerLine]) -> str:
     lake = _lake(pipeline)
-    _, tide_line_ms = line_of(pipeline, lake.final(), lake.events())
+    _, tide_line_ms = begin_and_tide_line(pipeline, lake.final(), lake.events())
     blocked = {name for name, entry in newest.items() if entry.state is State.BLOCKED}
     prefix = blocked_key(pipeline.name, "")
     blocked |= {incident.key.removeprefix(prefix) for incident in lake.incidents().still_open(prefix)}
