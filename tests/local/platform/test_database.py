@@ -1,7 +1,9 @@
 """Rows of ended runs and asset events are removed from Airflow's database, but nothing that runs or waits needs."""
 
+import ast
 import logging
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -133,6 +135,33 @@ def test_asset_events_go_unless_a_run_or_a_waiting_partition_has_them(home: Path
     assert kept == ["new", "of a run that works", "waits"]
     links = rows.execute("SELECT count(*) FROM partitioned_asset_key_log").fetchone()
     assert links == (1,), "of the partition that waits"
+
+
+# Rows of these come with definitions, or with what people save and ask for, not with time. Airflow itself deletes
+# triggers that no task waits for, and requests that are done.
+_NOT_BY_TIME = """
+    asset asset_active asset_alias asset_alias_asset asset_dag_run_queue asset_state_store asset_watcher
+    backfill backfill_dag_run connection connection_test_request
+    dag dag_bundle dag_bundle_team dag_code dag_favorite dag_owner_attributes dag_priority_parsing_request
+    dag_schedule_asset_alias_reference dag_schedule_asset_name_reference dag_schedule_asset_reference
+    dag_schedule_asset_uri_reference dag_tag dag_version dag_warning deadline_alert
+    log_template serialized_dag slot_pool task_inlet_asset_reference task_outlet_asset_reference team trigger variable
+"""
+
+
+def test_every_table_that_grows_with_time_is_cleaned(rows: sqlite3.Connection) -> None:
+    """A table is cleaned by itself, or because its rows go with those of a table that is cleaned."""
+    tables = {name for (name,) in rows.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables = {name for name in tables if not name.startswith("sqlite_")}
+    keys = {table: rows.execute(f"PRAGMA foreign_key_list({table})").fetchall() for table in tables}
+    goes_with = {table: {key[2] for key in found if key[6] == "CASCADE"} for table, found in keys.items()}
+    code = (PROJECT / "local" / "platform" / "old_rows.py").read_text()
+    by_age = re.search(r"^_BY_AGE = (\(.+\))$", code, re.MULTILINE)
+    assert by_age
+    cleaned = {"dag_run", "asset_event", *ast.literal_eval(by_age[1])}
+    while more := {table for table in tables - cleaned if goes_with[table] & cleaned}:
+        cleaned |= more
+    assert tables - cleaned == set(_NOT_BY_TIME.split())
 
 
 def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
