@@ -5,7 +5,7 @@ explains each difference by single events with their causes: late for the stream
 a duplicate, …. A difference that no event explains is a defect and opens an incident.
 
 The account runs in a pool of its own, so that it does not hold up `recompute_…`. The stream prunes the live rows of a
-slice only after its account.
+slice only after its account. So unpause it with the stream: while it is paused, the live table grows.
 
 **Params.** None.
 

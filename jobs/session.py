@@ -5,12 +5,15 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.settings import Settings, spark_conf
+from jobs.scratch import Scratch, take_scratch
+from jobs.settings import DRIVER_OPTIONS, Settings, spark_conf
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +39,25 @@ def build(settings: Settings, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(f"tideline {name}")
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         builder = builder.master(settings.spark_master)
-    for key, value in spark_conf(settings).items():
+    for key, value in _conf(settings).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     log.info("Spark UI of %s: %s", name, ui_of(spark))
     return spark
+
+
+def _conf(settings: Settings) -> dict[str, str]:
+    """Spark's settings, and a temporary folder for the JVM if this process starts it."""
+    conf = spark_conf(settings)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return conf
+    return conf | {DRIVER_OPTIONS: f"{conf[DRIVER_OPTIONS]} {_scratch_of_this_process(settings.scratch).java_option}"}
+
+
+@cache
+def _scratch_of_this_process(root: Path) -> Scratch:
+    """One folder, since all sessions of a process use the same JVM."""
+    return take_scratch(root)
 
 
 def small_frame(spark: SparkSession, columns: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> DataFrame:

@@ -15,6 +15,7 @@ _SAFE_VALUES = {
     "AWS_S3_ALLOW_UNSAFE_RENAME": ("false", "0", "no", "off"),
 }
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 PROJECT = Path(__file__).resolve().parent.parent
 JVM_OPTIONS = (
     # Throughput counts, not pauses: +17 % to +32 % over G1 on two cores.
@@ -136,6 +137,8 @@ class Settings:
 
     lake_root: Folder
     jars: Path
+    # Temporary folders of drivers.
+    scratch: Path
     kafka: KafkaSettings
     spark_master: str
     driver_memory: str
@@ -161,6 +164,7 @@ class Settings:
         return cls(
             lake_root=lake_root,
             jars=Path(env.get("TIDELINE_JARS") or PROJECT / ".tideline" / "jars").resolve(),
+            scratch=Path(env.get("SPARK_SCRATCH") or home / "scratch").resolve(),
             kafka=KafkaSettings.from_env(env),
             spark_master=env.get("SPARK_MASTER") or f"local[{min(os.cpu_count() or 2, 4) + 1}]",
             driver_memory=env.get("SPARK_DRIVER_MEMORY") or "1g",
@@ -281,7 +285,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
     return {
         "spark.jars": ",".join(jars),
         "spark.driver.memory": settings.driver_memory,
-        "spark.driver.extraJavaOptions": " ".join([*JVM_OPTIONS, *_shared_classes(settings.jars)]),
+        DRIVER_OPTIONS: " ".join([*JVM_OPTIONS, *_shared_classes(settings.jars)]),
         "spark.ui.showConsoleProgress": "false",
         # Any free port, since several drivers run side by side. Each driver logs its address.
         "spark.ui.port": "0",

@@ -327,5 +327,5 @@ def test_the_example_is_read_as_settings(tmp_path):
     own = {"home": tmp_path, "alerts": settings.alerts, "jobs": settings.jobs}
     assert settings == replace(default, **own)
     cores = {"spark_master": "local[3]", "shuffle_partitions": 2}
-    places = {"lake_root": settings.jobs.lake_root, "jars": settings.jobs.jars, "kafka": settings.jobs.kafka}
+    places = {name: getattr(settings.jobs, name) for name in ("lake_root", "jars", "scratch", "kafka")}
     assert settings.jobs == replace(default.jobs, **places, **cores)

@@ -29,11 +29,13 @@ _OF_OTHERS = {
     "HADOOP_CONF_DIR",
     "JAVA_TOOL_OPTIONS",
     "SPARK_CONF_DIR",
+    "SPARK_LOCAL_DIRS",
 }
 # Names that are no settings: values of one, and constants of the code.
 _NO_SETTINGS = {"SASL_PLAINTEXT", "SASL_SSL", "CLOCK_SKEW_MS", "WORD_COUNT"}
 # The example shows what these are on some machine, or an address that is only an example.
-_OF_A_MACHINE = {"TIDELINE_HOME", "LAKE_ROOT", "TIDELINE_JARS", "SPARK_MASTER", "SPARK_SHUFFLE_PARTITIONS", *_ALERTS}
+_PLACES = {"TIDELINE_HOME", "LAKE_ROOT", "TIDELINE_JARS", "SPARK_SCRATCH"}
+_OF_A_MACHINE = {*_PLACES, "SPARK_MASTER", "SPARK_SHUFFLE_PARTITIONS", *_ALERTS}
 
 
 def named() -> set[str]:

@@ -77,6 +77,7 @@ def test_without_an_argument_the_process_s_environment_is_read(monkeypatch: pyte
 def test_a_home_moves_the_lake_and_not_the_jars(project: Path, tmp_path: Path) -> None:
     settings = Settings.from_env({"TIDELINE_HOME": str(tmp_path / "home")})
     assert settings.lake_root == tmp_path / "home" / "lake"
+    assert settings.scratch == tmp_path / "home" / "scratch"
     assert settings.jars == project / ".tideline" / "jars"
     elsewhere = Settings.from_env({"TIDELINE_HOME": "/a", "LAKE_ROOT": "/b", "TIDELINE_JARS": "/c"})
     assert (elsewhere.lake_root, elsewhere.jars) == (Path("/b"), Path("/c"))

@@ -1,6 +1,10 @@
 """A pipeline's live job: it writes live rows of every window as soon as events come."""
 
+import logging
+import math
 import threading
+import time
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 import pyarrow as pa
@@ -16,11 +20,14 @@ from jobs.control.checkpoint import Checkpoint
 from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.lake.columns import live_schema
-from jobs.lake.live import PruneRequest
+from jobs.lake.live import Live, PruneRequest
 from jobs.lake.stream_tables import TableWriter, last_note
+from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.layout import BATCHES_SLICE
 from jobs.pipelines.pipeline import Pipeline
+from jobs.pipelines.slices import start_ms_of
 from jobs.settings import Settings, binding_conf
+from jobs.storage.documents import Documents
 from jobs.storage.folders import Folder
 from jobs.storage.parquet import write
 from jobs.storage.spark_files import write_counted
@@ -31,6 +38,8 @@ from jobs.streaming.torn_checkpoint import mend
 from jobs.transforms.aggregate import aggregate, is_ahead
 from jobs.transforms.messages import messages
 from jobs.transforms.parse import accepted
+
+log = logging.getLogger(__name__)
 
 
 def run(settings: Settings, pipeline: Pipeline, *, until_caught_up: bool = False) -> None:
@@ -114,13 +123,41 @@ def _run_query(
         start=start,
         stage=stage,
         announce=announce,
-        superseded=lambda: PruneRequest.read(lease.control.documents).slices,
+        superseded=_superseded(settings, pipeline, lease.control.documents),
         batches_kept=_batches_kept(pipeline),
         room=Room.of(settings.lake_root),
     )
     writer = windows.writeStream.queryName(pipeline.name).outputMode("update")
     query = driver.start_query(writer, batches, None if until_caught_up else settings.trigger_ms)
     return driver.run([query], lease, stop, lambda: committed_ends(client, [source]))
+
+
+def _superseded(settings: Settings, pipeline: Pipeline, documents: Documents) -> Callable[[], Collection[str]]:
+    """Return a function that returns the slices whose rows are not needed any more.
+
+    Once a day it warns if rows of other slices have stayed for a day longer than they should. Then the table grows.
+    """
+    kept_ms, looked_at = settings.live_kept_seconds * 1000 + DAY_MS, -math.inf
+
+    def superseded() -> Collection[str]:
+        nonlocal looked_at
+        asked = PruneRequest.read(documents)
+        if time.monotonic() - looked_at > DAY_MS / 1000:
+            looked_at = time.monotonic()
+            slices = Live.at(settings.lake_root, pipeline).slices()
+            # Of earlier slices some can never become final, and their rows stay.
+            first = min((name for name in slices if name >= asked.before), default=None)
+            # The newest slice shows how late it is.
+            if first and start_ms_of(max(slices)) - start_ms_of(first) - pipeline.slice_seconds * 1000 > kept_ms:
+                log.warning(
+                    "live rows of %s from slice %s on are not removed, so the table grows: a slice loses them when it "
+                    "is final and accounted for; unpause the DAGs %s and %s, or, if this slice is blocked, approve or "
+                    "restate it",
+                    *(pipeline.name, first, pipeline.recompute_job, pipeline.account_job),
+                )
+        return asked.slices
+
+    return superseded
 
 
 def _batches_kept(pipeline: Pipeline) -> timedelta:

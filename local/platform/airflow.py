@@ -7,6 +7,7 @@ import subprocess
 import sys
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from jobs.airflow_api.client import AirflowApi
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT
+from jobs.storage.folders import make_durable, make_folder
 from local.jars.fetch import pyspark_folder
 from local.jars.java import Java
 from local.platform.ports import LOOPBACK
@@ -171,12 +173,20 @@ class Airflow:
 
     def _secrets(self) -> dict[str, str]:
         path = self.folder / "secrets.json"
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            drawn = {name: secrets.token_urlsafe(48) for name in ("jwt_secret", "secret_key")}
-            fernet_key = urlsafe_b64encode(secrets.token_bytes(32)).decode()
-            write_private(path, json.dumps({**drawn, "fernet_key": fernet_key, "password": secrets.token_urlsafe(9)}))
-        return dict(json.loads(path.read_text()))
+        with suppress(FileNotFoundError, ValueError):
+            return dict(json.loads(path.read_text()))
+        if self.database.exists():
+            raise Refusal(
+                f"{path} is missing or cannot be read, and {self.database} was made with its keys: restore the file "
+                f"from a backup. Without a backup, delete {self.folder}: Airflow then forgets its runs, which DAGs are "
+                "on, and what was saved in its pages; the lake and the topics stay"
+            )
+        drawn = {name: secrets.token_urlsafe(48) for name in ("jwt_secret", "secret_key")}
+        fernet_key = urlsafe_b64encode(secrets.token_bytes(32)).decode()
+        drawn |= {"fernet_key": fernet_key, "password": secrets.token_urlsafe(9)}
+        make_folder(self.folder)
+        write_private(path, json.dumps(drawn))
+        return drawn
 
     def _migrate(self) -> None:
         log = self.settings.home / "logs" / "db-migrate.log"
@@ -211,9 +221,11 @@ def airflow_command(*words: str) -> tuple[str, ...]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, from the first byte on."""
+    """Write a file that only its owner can read, from the first byte on. A power cut leaves it whole."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
+    make_durable(new)
     new.replace(path)
+    make_durable(path.parent)

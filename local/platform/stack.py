@@ -36,7 +36,7 @@ _DRIVERS_STOP_SECONDS = 45
 _SCHEDULER_STOP_SECONDS = 15
 # The components lose nothing when they are killed, and the triggerer alone would take ten seconds to end.
 _COMPONENTS_STOP_SECONDS = 5
-_OWN_FOLDERS = ("lake", "broker", "airflow", "logs", "run")
+_OWN_FOLDERS = ("lake", "broker", "airflow", "logs", "run", "scratch")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from airflow.providers.apache.spark.hooks import spark_submit
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from jobs.refusal import Refusal
-from jobs.settings import PROJECT, Settings, spark_conf
+from jobs.scratch import Scratch
+from jobs.settings import DRIVER_OPTIONS, PROJECT, Settings, spark_conf
 from tideline_airflow.environment import of_child
 
 APPLICATION = str(PROJECT / "jobs" / "__main__.py")
-_OPTIONS = "spark.driver.extraJavaOptions"
 # The provider's hook uses its Kubernetes client in cluster mode only. But for a master on Kubernetes it refuses to
 # build any command if the client is missing. With this placeholder the client's package need not be installed. Its
 # import would cost each task two seconds.
@@ -34,19 +34,22 @@ class _QuietHook(SparkSubmitHook):
         return _WARNINGS
 
 
-def submission(arguments: Sequence[str], *, brief: bool = False) -> tuple[list[str], dict[str, str]]:
+def submission(arguments: Sequence[str], scratch: Scratch, *, brief: bool = False) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment of `spark-submit`. Kafka's settings are never arguments.
 
-    A ``brief`` job ends before optimized code would pay off. So the JVM compiles its code once and does not optimize
-    it. The job then takes 60 % of the processor time that it takes otherwise.
+    The driver must inherit the lock of ``scratch``. A ``brief`` job ends before optimized code would pay off. So the
+    JVM compiles its code once and does not optimize it. The job then takes 60 % of the processor time that it takes
+    otherwise.
     """
     connection = _QuietHook()._connection
     if connection["deploy_mode"] == "cluster":
         raise Refusal("connection 'spark_default': jobs run in client mode; set deploy-mode to client")
     settings = replace(Settings.from_env(), spark_master=connection["master"])
     conf = spark_conf(settings)
+    conf[DRIVER_OPTIONS] += f" {scratch.java_option}"
     if brief:
-        conf |= {_OPTIONS: f"{conf[_OPTIONS]} -XX:TieredStopAtLevel=1", "spark.ui.enabled": "false"}
+        conf[DRIVER_OPTIONS] += " -XX:TieredStopAtLevel=1"
+        conf["spark.ui.enabled"] = "false"
     name = f"tideline {' '.join(arguments[:2])}"
     hook = _QuietHook(conf=conf, name=name, application_args=list(arguments))
     # The hook's own `submit` would wait for the end on a worker, and pass on its whole environment.

@@ -4,9 +4,11 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from jobs.scratch import Scratch
 from jobs.settings import PROJECT, Settings, spark_conf
 from tideline_airflow.submission import submission
 
@@ -27,7 +29,7 @@ def test_the_page_tells_of_three_clusters():
 def test_a_stream_is_submitted_as_the_page_says(monkeypatch, connection, shown):
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
     monkeypatch.setenv("AIRFLOW_CONN_TIDELINE_KAFKA", '{"conn_type": "tideline_kafka", "host": "broker:9092"}')
-    command, environment = submission(["live", "rolling_sum"])
+    command, environment = submission(["live", "rolling_sum"], Scratch(folder=Path("/scratch/1"), lock=0))
     said = [str(PROJECT / word) if word.endswith(".py") else word for word in shlex.split(shown)]
     assert without_our_conf(command[1:]) == said
     assert environment["SPARK_MASTER"] == shlex.split(shown)[1]

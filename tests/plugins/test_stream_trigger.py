@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -461,6 +462,21 @@ def test_it_tells_each_change_of_state_once(
         "running (numbers batch 7, 1,200 rows in 0.2 s, lag 5)",
         "stopped (numbers batch 8, 1,200 rows in 0.2 s, lag 5)",
     ]
+
+
+def test_a_stream_that_runs_for_a_day_writes_a_line_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = [1000.0 + 10 * number for number in range(24 * 360)]
+    times = iter(looks)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    watched, running = StreamTrigger(lake_root=str(tmp_path), job=JOB, epoch=1), Epoch(number=1, taken=time.time())
+    kept = list[float]()
+    monkeypatch.setattr(watched, "_keep_incidents", lambda *_: kept.append(0))
+    for _ in looks:
+        watched._report(running, epochs.Health.RUNNING)
+    assert capsys.readouterr().out.count("rolling_sum epoch 1 is running") == 24
+    assert len(kept) == 24 * 60, "incidents are looked at every minute"
 
 
 def test_progress_is_told_of_queries_that_have_made_a_batch() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.scratch import Scratch
 from tideline_airflow.operators.traffic import GenerateTrafficOperator
 from tideline_airflow.submission import submission
 
@@ -53,7 +54,7 @@ def test_what_a_task_starts_does_not_see_airflow_s_secrets(tmp_path: Path, monke
 
 @pytest.mark.usefixtures("around")
 def test_nor_does_a_driver() -> None:
-    _, environment = submission(["live", "rolling_sum"])
+    _, environment = submission(["live", "rolling_sum"], Scratch(folder=Path("/scratch/1"), lock=0))
     check_environment(environment)
 
 

@@ -14,6 +14,7 @@ from jobs.control.room import Room
 from jobs.finality.run.tries import TASK_VARIABLE, describe_process
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
+from jobs.scratch import new_scratch
 from jobs.settings import Settings
 from tideline_airflow.hooks.kafka import KafkaHook
 from tideline_airflow.submission import submission
@@ -30,6 +31,7 @@ _REFUSAL = "tideline: "
 _NOISE = ("WARNING: Using incubator modules: jdk.incubator.vector",)
 _KEPT_LINES = 30
 _END_SECONDS = 4.0
+_PIPES: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ")
 
 
@@ -86,15 +88,16 @@ class BatchJobOperator(PipelineOperator):
         ``events``: how many events the job reads, if known. With few, the driver is set to start quickly, not to run
         quickly. ``nice``: added to the driver's nice value, so that other processes of this machine go first.
         """
-        command, environment = submission(arguments, brief=events is not None and events <= _BRIEF_EVENTS)
-        # If the task is killed hard, it cannot end its driver. So the driver watches the task's process.
-        environment[TASK_VARIABLE] = describe_process()
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        # The driver is in the task's own process group, so a signal that ends the group ends both.
-        with subprocess.Popen(command, env=environment, text=True, errors="replace", **pipes) as self._process:
-            # The processes that the driver starts inherit its nice value.
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
-            last = self._log_output(self._process)
+        with new_scratch(Settings.from_env().scratch) as scratch:
+            command, environment = submission(arguments, scratch, brief=events is not None and events <= _BRIEF_EVENTS)
+            # If the task is killed hard, it cannot end its driver. So the driver watches the task's process.
+            environment[TASK_VARIABLE] = describe_process()
+            more: dict[str, Any] = {"env": environment, "pass_fds": [scratch.lock], "text": True, "errors": "replace"}
+            # The driver is in the task's own process group, so a signal that ends the group ends both.
+            with subprocess.Popen(command, **_PIPES, **more) as self._process:
+                # The processes that the driver starts inherit its nice value.
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
+                last = self._log_output(self._process)
         if self._process.returncode == 0:
             return
         if self._killed:

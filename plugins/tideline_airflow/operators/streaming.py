@@ -21,6 +21,7 @@ from jobs.control.incident import crash_loop_key
 from jobs.control.incidents import Incidents
 from jobs.control.lease import EPOCH_VARIABLE, LOG_VARIABLE
 from jobs.control.room import Room
+from jobs.scratch import new_scratch
 from jobs.settings import Settings
 from jobs.upkeep.logs import OLDER_SUFFIX
 from tideline_airflow.links import DriverLogLink, SparkUiLink, StreamLink, driver_logs
@@ -145,10 +146,11 @@ class StreamingJobOperator(BaseOperator):
         return epoch
 
     def _submit(self, epoch: int, log: Path) -> "subprocess.Popen[bytes]":
-        command, environment = submission([self.job] if self.job == pipelines.INGEST else ["live", self.job])
+        arguments = [self.job] if self.job == pipelines.INGEST else ["live", self.job]
         # Opened in append mode: `upkeep` empties a large log while the driver has it open, and the next line must go to
         # the new end.
-        with log.open("ab") as output:
+        with new_scratch(Settings.from_env().scratch) as scratch, log.open("ab") as output:
+            command, environment = submission(arguments, scratch)
             return subprocess.Popen(
                 command,
                 env={**environment, EPOCH_VARIABLE: str(epoch), LOG_VARIABLE: str(log)},
@@ -156,6 +158,7 @@ class StreamingJobOperator(BaseOperator):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=[scratch.lock],
             )
 
 

@@ -24,6 +24,9 @@ from tideline_airflow.triggers.room import deliver_and_make_room
 
 POLL_SECONDS = 1.0
 _TELL_SECONDS = 60.0
+# A stream runs for months, and its task has one log. The triggerer does not open it for appending, so nothing can empty
+# it meanwhile.
+_LOG_SECONDS = 3600.0
 
 
 class StreamTrigger(BaseTrigger):
@@ -36,6 +39,7 @@ class StreamTrigger(BaseTrigger):
         self.job = job
         self.epoch = epoch
         self._told: tuple[float, Health | None] = (0.0, None)
+        self._logged_at = 0.0
         self._blind = False
         self._news = True
         self._delivery: asyncio.Future[None] | None = None
@@ -103,12 +107,14 @@ class StreamTrigger(BaseTrigger):
         return short
 
     def _report(self, epoch: Epoch, health: Health) -> None:
-        """Log the state when it changes, and the progress every minute; open and close incidents by the state."""
-        told_at, told = self._told
-        if health is told and time.monotonic() - told_at < _TELL_SECONDS:
+        """Log the state when it changes and every hour; open and close incidents by the state every minute."""
+        (told_at, told), now = self._told, time.monotonic()
+        if health is told and now - told_at < _TELL_SECONDS:
             return
-        self._told = (time.monotonic(), health)
-        self.log.info("%s epoch %d is %s%s", self.job, epoch.number, health, progress_of(epoch))
+        self._told = (now, health)
+        if health is not told or now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            self.log.info("%s epoch %d is %s%s", self.job, epoch.number, health, progress_of(epoch))
         self._keep_incidents(epoch, health)
         self._news = True
 
