@@ -13,9 +13,10 @@ from deltalake import DeltaTable
 
 from jobs.finality.recompute import read_events
 from jobs.lake import stream_tables as tables
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.events import Landed
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_at
 from jobs.refusal import Refusal

@@ -18,12 +18,13 @@ from jobs.finality.account_inputs import accounts_kept_from
 from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
 from jobs.lake.accounts import drift_schema
 from jobs.lake.columns import columns_of, live_schema, schema_of
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
-from jobs.lake.stream_tables import Manifest, TableWriter
+from jobs.lake.stream_tables import TableWriter
 from jobs.pipelines import INGEST
 from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_MS

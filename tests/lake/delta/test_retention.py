@@ -14,9 +14,10 @@ from deltalake import DeltaTable
 from jobs.lake import stream_tables as tables
 from jobs.lake.delta import fenced, retention
 from jobs.lake.delta.fenced import OvertakenError, opened
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.delta.reading import files_of, files_with_sizes
 from jobs.lake.ledger import Ledger
-from jobs.lake.stream_tables import Manifest, TableWriter
+from jobs.lake.stream_tables import TableWriter
 from jobs.pipelines import PIPELINES
 from tests.lake.test_stream_tables import SCHEMA, commit, files_on_disk, note, rows, stage
 
