@@ -170,5 +170,5 @@ def done(made: Made, *accounts: tuple[str, int]) -> None:
     """Write an account of these slices and versions."""
     totals = [{"slice": name, "version": version, "run": "r", "kind": "slice"} for name, version in accounts]
     accounts = Accounts.open(made.root, made.pipeline)
-    accounts.add(None, totals)
+    accounts.add(accounts.new_stage(), 0, totals)
     accounts.maintain("")

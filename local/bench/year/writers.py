@@ -231,7 +231,7 @@ class PipelineYear:
             )
         for day, rows in by_day.items():
             _write(rows, drift_schema(self.pipeline), stage / f"day={day}", drop="day")
-        accounts.add(stage, totals)
+        accounts.add(stage, len(self.unaccounted), totals)
         accounts.maintain(accounts_kept_from(self._final))
         self._say_needed(self.unaccounted[-1])
         self.unaccounted = []
