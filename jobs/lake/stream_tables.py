@@ -33,8 +33,7 @@ COMPACT_EVERY_COMMITS = 60
 DELETE_EVERY_SECONDS = HOUR_SECONDS
 # The stages of a writer lie in a folder that is named by this prefix and the writer's epoch.
 _EPOCH = "epoch-"
-# A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
-_PROPERTIES = {"delta.checkpointInterval": "50", **kept_for("6 hours")}
+_PROPERTIES = {"delta.checkpointInterval": "50"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,13 +266,15 @@ class TableWriter(FencedTable):
         settled = {file.path for file in files_about_batches(self._table) if file.oldest < yesterday}
         self.merge_small_files(note.to_json(), before_commit, without=settled)
         # Deletions run six times within the time that replaced files are kept. So files stay only a little longer.
-        self.delete_now_and_then(min(DELETE_EVERY_SECONDS, (replaced_kept_minutes() or 360) * 60 / 6))
+        self.delete_now_and_then(min(DELETE_EVERY_SECONDS, replaced_kept_minutes() * 60 / 6))
 
 
 def _kept() -> dict[str, str]:
-    """How long replaced files are kept, as properties of a table; empty if the setting is not set."""
-    minutes = replaced_kept_minutes()
-    return kept_for(f"{minutes} minutes") if minutes else {}
+    """How long replaced files and the log are kept, as properties of a table.
+
+    A commit a second is 86,400 log files a day: keep hours of them, not the library's default of 30 days.
+    """
+    return kept_for(f"{replaced_kept_minutes()} minutes")
 
 
 def _now() -> datetime:

@@ -73,7 +73,7 @@ def test_an_older_version_says_what_was_landed_then(tmp_path: Path) -> None:
 
 def merged_away(lake: Path, monkeypatch: pytest.MonkeyPatch) -> TableWriter:
     """Version 1 has two files that a merge has replaced."""
-    monkeypatch.setitem(tables._PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    monkeypatch.setattr(tables, "_kept", lambda: {"delta.deletedFileRetentionDuration": "interval 0 seconds"})
     land(lake, [event(0, 4)], [event(1, 4)])
     writer = TableWriter.open(lake / NUMBERS.events_table, EVENTS, "hour", epoch=1)
     assert writer.note

@@ -88,6 +88,11 @@ def test_how_long_replaced_files_are_kept_can_be_set_for_a_table_that_exists(
     assert (rows(path), last_note(path)) == ([0, 1, 2], note(2))
     with pytest.raises(OvertakenError):
         commit(zombie, 3)
+    monkeypatch.delenv("REPLACED_FILES_KEPT_MINUTES")
+    opened(path)
+    kept = DeltaTable(path).metadata().configuration
+    assert [kept[name] for name in names] == ["interval 360 minutes"] * 2, "the default is set again"
+    assert last_note(path) == note(2)
 
 
 def test_files_are_deleted_several_times_within_the_time_for_which_they_are_kept(

@@ -85,8 +85,8 @@ def test_a_new_table_is_empty_and_says_nothing(path: Path) -> None:
 def test_a_table_keeps_hours_of_its_log_and_not_a_month(path: Path) -> None:
     opened(path)
     kept = DeltaTable(path).metadata().configuration
-    assert kept["delta.logRetentionDuration"] == "interval 6 hours"
-    assert kept["delta.deletedFileRetentionDuration"] == "interval 6 hours"
+    assert kept["delta.logRetentionDuration"] == "interval 360 minutes"
+    assert kept["delta.deletedFileRetentionDuration"] == "interval 360 minutes"
     assert int(kept["delta.checkpointInterval"]) == 50
 
 
@@ -217,7 +217,7 @@ def test_a_table_without_rows_takes_the_columns_of_its_first_commit(path: Path, 
         assert writer.has("new", batch)
         assert [field.name for field in DeltaTable(path).schema().fields] == OTHER.names
     assert sorted(files_of(DeltaTable(path), path).to_table()["amount"].to_pylist()) == [0, 1]
-    assert DeltaTable(path).metadata().configuration == tables._PROPERTIES
+    assert DeltaTable(path).metadata().configuration == tables._PROPERTIES | tables._kept()
     assert DeltaTable(path).metadata().partition_columns == ["slice"]
     if reader:
         reader.update_incremental()
