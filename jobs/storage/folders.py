@@ -25,6 +25,8 @@ else:
     # `Bucket` is imported only if the lake is in a bucket.
     Folder = Path
 
+# The temporary names of `whole` and `create_whole`. A killed process leaves such a file.
+HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{32}")
 _AT_ONCE = 8
 _One = TypeVar("_One")
 _Made = TypeVar("_Made")
