@@ -1,7 +1,8 @@
 """Removes old documents, pages, run folders and logs once a day. It is on by default.
 
 - In the lake: closed incidents (`INCIDENTS_KEPT_DAYS`), copies of unreadable documents, and files that were put aside;
-  pages about audits and checks; folders of recompute runs that ended or that newer runs replaced.
+  half-written files of killed processes; pages about audits and checks; folders of recompute runs that ended or that
+  newer runs replaced.
 - On the machine of its task, below `TIDELINE_HOME`: logs of tasks and of the DAG processor (`LOGS_KEPT_DAYS`). A large
   log of a running process is emptied; its content stays beside it, in a file with the suffix `.1`.
 - In tables that were not cleaned for a day: replaced files that no reader needs any more.

@@ -120,10 +120,9 @@ class KeptDays:
         )
 
 
-def replaced_kept_minutes(env: Mapping[str, str] | None = None) -> int | None:
+def replaced_kept_minutes(env: Mapping[str, str] | None = None) -> int:
     """How long a removed file of a stream's table is kept: `REPLACED_FILES_KEPT_MINUTES`; if not set, six hours."""
-    env = environment(env)
-    return whole_number(env, "REPLACED_FILES_KEPT_MINUTES", 360) if env.get("REPLACED_FILES_KEPT_MINUTES") else None
+    return whole_number(environment(env), "REPLACED_FILES_KEPT_MINUTES", 360)
 
 
 def reserve_bytes(env: Mapping[str, str] | None = None) -> int:

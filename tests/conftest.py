@@ -17,7 +17,7 @@ from tests import processes
 from tests.judges.oracle import Record
 
 os.environ["SPARK_DRIVER_MEMORY"] = "1g"
-# Tests start many short-lived drivers. Their JVMs compile quickly and do not optimize, as drivers of small recomputes do.
+# Tests start many short drivers. Their JVMs compile quickly and do not optimize, as those of small recomputes do.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 # It logs each connection that is closed, even after the run has ended and its log is closed.
 logging.getLogger("py4j").setLevel(logging.WARNING)

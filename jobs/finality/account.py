@@ -17,7 +17,7 @@ from jobs.control.incident import unexplained_key
 from jobs.control.writing import writing
 from jobs.finality import account_inputs
 from jobs.finality.account_inputs import AccountInputs, AccountProgress, need_no_account, read_inputs
-from jobs.finality.comparison import compare
+from jobs.finality.comparison import Comparison, compare
 from jobs.finality.due import why_removed
 from jobs.lake.accounts import Accounts
 from jobs.lake.live import BatchRange, PruneRequest
@@ -158,22 +158,22 @@ def _account(
 ) -> None:
     pipeline = lake.pipeline
     began, stage = time.monotonic(), accounts.new_stage()
-    totals: list[dict[str, Any]] = []
+    compared = Comparison()
     if found.compared:
         with session.opened(settings, f"account {pipeline.name}") as spark:
-            totals = compare(spark, lake, run_id, inputs, found.compared, found.ranges, stage)
+            compared = compare(spark, lake, run_id, inputs, found.compared, found.ranges, stage)
     now = datetime.now(UTC)
     signed = {"run": run_id, "as_of": now}
-    rows = [{**row, **signed} for row in totals]
+    rows = [{**row, **signed} for row in compared.totals]
     rows += [
         {"slice": slice_, "version": inputs.headers[slice_].version, "kind": "slice", "note": note, **signed}
         for slice_, note in found.noted.items()
     ]
     with writing(lake.root, pipeline.account_job) as lease:
         lease.check()
-        accounts.add(stage if stage.exists() else None, rows)
+        accounts.add(stage, compared.drift_rows, rows)
         _update_incident(lake, accounts, link)
-        accounts.maintain(inputs.kept_from)
+        accounts.maintain(inputs.kept_from, lease.check)
     seconds = time.monotonic() - began
     log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
 

@@ -1,6 +1,7 @@
 """Compares the live and final rows of slices with Spark, and finds the events that explain each difference."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -19,10 +20,19 @@ from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_named
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
+from jobs.storage.spark_files import write_counted
 from jobs.transforms import drift
 from jobs.transforms.aggregate import slice_of
 
 _OF_LIVE = {"epoch": "BIGINT", "batch": "BIGINT", "as_of": "TIMESTAMP"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The result for some slices: rows for the balance table, and how many drift rows were staged."""
+
+    totals: Sequence[Mapping[str, Any]] = ()
+    drift_rows: int = 0
 
 
 def compare(
@@ -33,7 +43,7 @@ def compare(
     headers: Sequence[Header],
     ranges: Sequence[BatchRange],
     stage: Folder,
-) -> list[dict[str, Any]]:
+) -> Comparison:
     """Stage the drift rows of slices, and return the totals."""
     pipeline = lake.pipeline
     if inputs.landed is None:
@@ -52,13 +62,13 @@ def compare(
     try:
         rows = drift.drift_rows(balance, finals, pipeline, run_id)
         ordered = rows.repartition("day").sortWithinPartitions("day", "window_start")
-        ordered.write.partitionBy("day").parquet(str(stage))
+        staged = write_counted(ordered, "day", stage)
         by_slice = {row["slice"]: row for row in drift.totals(balance, pipeline).collect()}
         causes = drift.causes_by_slice(transformed, pipeline).collect()
     finally:
         balance.unpersist()
         transformed.unpersist()
-    return _totals(headers, by_slice, causes)
+    return Comparison(totals=_totals(headers, by_slice, causes), drift_rows=staged)
 
 
 def _finals(spark: SparkSession, pipeline: Pipeline, inputs: AccountInputs, headers: Iterable[Header]) -> DataFrame:

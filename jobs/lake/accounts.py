@@ -5,7 +5,7 @@ If an account is killed between the two commits, the next one removes the drift 
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any, Self
@@ -16,12 +16,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.columns import TIME, arrow_type, columns_of
-from jobs.lake.delta.fenced import FencedTable, for_each, kept_for, opened
+from jobs.lake.delta.fenced import FencedTable, kept_for, opened
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.delta.reading import dataset, files_with_sizes, value_of
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import day_of_slice
 from jobs.storage.folders import Folder, remove
-from jobs.storage.parquet import files_in, write
+from jobs.storage.parquet import write
 
 _MERGE_EVERY_COMMITS = 50
 # A longer list of unexplained slices is not copied from commit to commit, but read from the totals.
@@ -93,14 +94,14 @@ class _DayTable(FencedTable):
         files = [file for file in self.files if days is None or value_of(file) in days]
         return dataset(self._table, self.path, files).to_table(columns=list(columns), filter=where)
 
-    def maintain(self, kept_from: str, metadata: str = "{}") -> None:
+    def maintain(self, kept_from: str, check: Callable[[], None], metadata: str = "{}") -> None:
         """Now and then remove days before ``kept_from``, merge small files, and delete unneeded files."""
         if self.version % _MERGE_EVERY_COMMITS == 0:
-            remove(self.staging)
             old = {file: size for file, size in self.files.items() if value_of(file) < kept_from}
             if old:
+                check()
                 self.transact([self.removal(file, size) for file, size in old.items()], metadata)
-            self.merge_small_files(metadata)
+            self.merge_small_files(metadata, check)
             self.delete_now_and_then()
 
 
@@ -160,27 +161,31 @@ class Accounts:
         """Return the path of a new stage for drift rows, which get a folder per day."""
         return self._drift.new_stage()
 
-    def add(self, stage: Folder | None, totals: Sequence[Mapping[str, Any]]) -> None:
-        """Commit the staged drift rows first, if there are any, and then the totals."""
+    def add(self, stage: Folder, drift_rows: int, totals: Sequence[Mapping[str, Any]]) -> None:
+        """Commit the drift rows in a stage first, and then the totals.
+
+        ``drift_rows`` is how many rows were written into the stage. If the stage has other rows, nothing is committed.
+        """
         accounts = sorted({(row["slice"], row["version"]) for row in totals})
-        staged = files_in(stage) if stage else []
-        added = for_each(self._drift.path, self._drift.place, staged)
+        added = self._drift.place_all(Manifest.of(stage, drift_rows))
         metadata = {"accounts": accounts, "files": [action.path for action in added]}
         self._drift.transact([*added, *self._left_over()], _json(metadata))
-        remove(stage or self.new_stage())
+        remove(stage)
         self._add_totals(totals, accounts)
 
-    def maintain(self, kept_from: str) -> None:
+    def maintain(self, kept_from: str, check: Callable[[], None] = lambda: None) -> None:
         """Now and then remove days before ``kept_from``, merge small files, and delete unneeded files.
+
+        ``check`` is called before each commit. It must raise if another process has taken over the lease.
 
         Unexplained windows of removed days leave the list, too: no operator could look at them or account for them
         again.
         """
-        self._drift.maintain(kept_from)
+        self._drift.maintain(kept_from, check)
         metadata = self._balance.newest_metadata()
         if still := metadata.get("unexplained"):
             metadata["unexplained"] = [row for row in still if row[0] >= kept_from]
-        self._balance.maintain(kept_from, _json(metadata))
+        self._balance.maintain(kept_from, check, _json(metadata))
 
     def _left_over(self) -> list[Any]:
         """Return actions that remove the last account's drift rows, if it was killed before it wrote its totals."""

@@ -21,14 +21,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from jobs.lake.delta.fenced import for_each
 from jobs.lake.delta.merging import GOOD_FILE_BYTES, File, similar
 from jobs.lake.delta.reading import value_of
 from jobs.pipelines.days import DAY_MS, settled_before_ms
 from jobs.pipelines.layout import HEADERS_SLICE, HOUR_MS, ROWS_SLICE
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import Slice, adjacent_groups, day_of_slice, slice_named, start_ms_of
-from jobs.storage.folders import Folder, write_whole
+from jobs.storage.folders import Folder, for_each, write_whole
 from jobs.storage.parquet import arrow_place
 
 _TIME = pa.timestamp("us", tz="UTC")

@@ -3,21 +3,21 @@
 import json
 import logging
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.control.checkpoint import Offsets, reset_command
 from jobs.failpoints import FailPoint, may_fail_at
 from jobs.lake.batch_rows import files_about_batches, to_remove, write_first_row
-from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, for_each, kept_for, opened, set_properties
+from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, kept_for, opened, set_properties
 from jobs.lake.delta.log import commit_infos, open_whole
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents, old_hours
 from jobs.pipelines.layout import BATCHES_SLICE
@@ -25,7 +25,6 @@ from jobs.refusal import Refusal
 from jobs.settings import replaced_kept_minutes
 from jobs.storage.folders import Folder, remove
 from jobs.storage.json_line import JsonLine
-from jobs.storage.parquet import files_in, footer
 from jobs.times import iso
 
 log = logging.getLogger(__name__)
@@ -34,8 +33,7 @@ COMPACT_EVERY_COMMITS = 60
 DELETE_EVERY_SECONDS = HOUR_SECONDS
 # The stages of a writer lie in a folder that is named by this prefix and the writer's epoch.
 _EPOCH = "epoch-"
-# A commit a second is 86,400 log files a day: keep hours of them, not the default of 30 days.
-_PROPERTIES = {"delta.checkpointInterval": "50", **kept_for("6 hours")}
+_PROPERTIES = {"delta.checkpointInterval": "50"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,30 +109,6 @@ def note_at(path: Folder, version: int) -> Note | None:
     return next((Note.from_json(note) for note in notes if note), None)
 
 
-class TornStageError(Refusal):
-    """A stage does not have the files or rows that were written into it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """The content of a fully written stage: its files, each with its parquet footer."""
-
-    files: Mapping[Folder, pq.FileMetaData]
-
-    @classmethod
-    def of(cls, stage: Folder, rows: int | None = None) -> Self:
-        """Read the files of a stage; refuse if they do not have as many rows as their writer counted (``rows``)."""
-        staged_files = files_in(stage)
-        files = dict(zip(staged_files, for_each(stage, footer, staged_files), strict=True))
-        staged = sum(found.num_rows for found in files.values())
-        if rows not in (None, staged):
-            raise TornStageError(
-                f"{rows:,} rows were written into {stage}, but {staged:,} are there: nothing is committed; the stream "
-                "writes them again when it starts"
-            )
-        return cls(files=files)
-
-
 class TableWriter(FencedTable):
     """The only writer of a stream's table, for as long as it holds the job's lease.
 
@@ -207,10 +181,7 @@ class TableWriter(FencedTable):
 
     def commit(self, staged: Manifest, note: Note) -> list[Folder]:
         """Move the staged files into the table, make them visible at once, and return their new places."""
-        try:
-            added = for_each(self.path, lambda file: self.place(file, known=staged.files[file]), list(staged.files))
-        except FileNotFoundError as error:
-            raise TornStageError(f"a staged file is gone ({error}): nothing is committed") from error
+        added = self.place_all(staged)
         self._commit_with_note(added, note, overwrites=self._adapts)
         self._adapts = False
         return [self.path / action.path for action in added]
@@ -225,7 +196,12 @@ class TableWriter(FencedTable):
         self.transact(actions, note.to_json(), *note.transactions, overwrites=overwrites)
         self.note = note
 
-    def prune(self, slices: Collection[str], batches_kept: timedelta | None = None) -> None:
+    def prune(
+        self,
+        slices: Collection[str],
+        batches_kept: timedelta | None = None,
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> None:
         """Remove rows of these slices, and old rows about micro-batches, in one commit. Only live tables have both."""
         if self.note is None:
             return
@@ -241,11 +217,11 @@ class TableWriter(FencedTable):
             return
         with self.staged() as stage:
             added = [self.place(write_first_row(self.path / first.path, stage))] if first else []
-            may_fail_at(FailPoint.MERGED, self.note.batch or 0)
+            before_commit()
             self.transact([*(self.removal(file, size) for file, size in files.items()), *added], self.note.to_json())
         log.info("pruned %d files of %s", len(files), self.path.name)
 
-    def remove_old_events(self, events: KeptEvents) -> None:
+    def remove_old_events(self, events: KeptEvents, before_commit: Callable[[], None] = lambda: None) -> None:
         """Remove the oldest hours in one commit. Its note also has the time before which no events are left."""
         if self.note is None:
             return
@@ -254,7 +230,7 @@ class TableWriter(FencedTable):
         if not old:
             return
         note = replace(self.note, events_from_ms=max(self.note.events_from_ms, before_ms))
-        may_fail_at(FailPoint.MERGED, note.batch or 0)
+        before_commit()
         self.transact([self.removal(file, size) for file, size in old.items()], note.to_json())
         self.note = note
         log.info("removed %d files of %s: events before %s", len(old), self.path.name, iso(note.events_from_ms))
@@ -265,30 +241,40 @@ class TableWriter(FencedTable):
         *,
         batches_kept: timedelta | None = None,
         events: KeptEvents | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Now and then remove superseded slices, merge small files, and delete files that no reader needs.
 
         Rows about micro-batches older than ``batches_kept`` are removed, too. With ``events`` so are old events.
+        ``check`` is called before each commit. It must raise if another process has taken over the lease.
         """
         version, note = self.version, self.note
         if note is None or version % COMPACT_EVERY_COMMITS:
             return
-        self.prune(superseded(), batches_kept)
+        batch = note.batch or 0
+
+        def before_commit() -> None:
+            may_fail_at(FailPoint.MERGED, batch)
+            check()
+
+        self.prune(superseded(), batches_kept, before_commit)
         if events:
-            self.remove_old_events(events)
+            self.remove_old_events(events, before_commit)
             note = self.note or note
         yesterday = _now() - timedelta(days=1)
         # Files with rows older than a day are not merged: a file that kept growing could never be removed as a whole.
         settled = {file.path for file in files_about_batches(self._table) if file.oldest < yesterday}
-        self.merge_small_files(note.to_json(), lambda: may_fail_at(FailPoint.MERGED, note.batch or 0), without=settled)
+        self.merge_small_files(note.to_json(), before_commit, without=settled)
         # Deletions run six times within the time that replaced files are kept. So files stay only a little longer.
-        self.delete_now_and_then(min(DELETE_EVERY_SECONDS, (replaced_kept_minutes() or 360) * 60 / 6))
+        self.delete_now_and_then(min(DELETE_EVERY_SECONDS, replaced_kept_minutes() * 60 / 6))
 
 
 def _kept() -> dict[str, str]:
-    """How long replaced files are kept, as properties of a table; empty if the setting is not set."""
-    minutes = replaced_kept_minutes()
-    return kept_for(f"{minutes} minutes") if minutes else {}
+    """How long replaced files and the log are kept, as properties of a table.
+
+    A commit a second is 86,400 log files a day: keep hours of them, not the library's default of 30 days.
+    """
+    return kept_for(f"{replaced_kept_minutes()} minutes")
 
 
 def _now() -> datetime:

@@ -9,10 +9,11 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from jobs.refusal import Refusal
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 else:
     # `Bucket` is imported only if the lake is in a bucket.
     Folder = Path
+
+# The temporary names of `whole` and `create_whole`. A killed process leaves such a file.
+HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{32}")
+_AT_ONCE = 8
+_One = TypeVar("_One")
+_Made = TypeVar("_Made")
 
 
 def folder_at(root: str) -> Folder:
@@ -36,6 +43,14 @@ def folder_at(root: str) -> Folder:
     if re.match(r"\w+:", path):
         raise Refusal(f"LAKE_ROOT={root!r} is not supported: use a path, file://path or s3a://bucket/path")
     return Path(path).expanduser().resolve()
+
+
+def for_each(folder: Folder, work: Callable[[_One], _Made], ones: Sequence[_One]) -> list[_Made]:
+    """Return the result of the work for each item. In a bucket each item needs requests, so several run at once."""
+    if isinstance(folder, Path):
+        return [work(one) for one in ones]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(work, ones))
 
 
 def place(file: Folder, target: Folder, *, keep: bool = False) -> None:

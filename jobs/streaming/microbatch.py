@@ -16,8 +16,9 @@ from jobs.control.checkpoint import Checkpoint, PlannedBatch
 from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.failpoints import FailPoint, may_fail_at
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.event_hours import KeptEvents
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Note, Ranges, TableWriter
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 from jobs.streaming.start import Start
@@ -150,7 +151,7 @@ class MicroBatches:
         self.reached = batch.note.ends[self.topic]
         self.table.discard_stages()
         self.lease.check()
-        self.table.maintain(self.superseded, batches_kept=self.batches_kept, events=self.events)
+        self.table.maintain(self.superseded, batches_kept=self.batches_kept, events=self.events, check=self.lease.check)
 
     def _commit(self, staged: Manifest, batch: Batch) -> list[Folder]:
         if self.table.has(batch.note.write_id, batch.number):

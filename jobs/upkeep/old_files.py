@@ -1,10 +1,13 @@
-"""Removes old incidents, pages, run folders and files that were put aside. They grow beside the tables.
+"""Removes old incidents, pages, run folders, half-written files, and files that were put aside.
 
-It may run at any time and beside everything else, and a second pass finds nothing. Writers remove old files of their
-tables (`jobs.lake.delta.retention`). This pass does it if a writer has not done so for a day.
+They grow beside the tables. The pass may run at any time and beside everything else, and a second one finds nothing.
+Writers remove old files of their tables (`jobs.lake.delta.retention`). This pass does it if a writer has not done so
+for a day.
 """
 
 import logging
+import re
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,6 +16,7 @@ from pathlib import Path
 from jobs.control.incidents import Incidents
 from jobs.control.writing import writing
 from jobs.finality.run.folder import KEPT_SECONDS, discard_old, old_runs
+from jobs.lake.delta import log as delta_log
 from jobs.lake.delta.freeing import free_tables
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.pipelines import PIPELINES
@@ -20,7 +24,7 @@ from jobs.pipelines.layout import CHECKPOINTS, PAGES, PUT_ASIDE
 from jobs.refusal import Refusal
 from jobs.settings import KeptDays
 from jobs.storage.documents import UNREADABLE
-from jobs.storage.folders import Folder, last_written, remove
+from jobs.storage.folders import HALF_WRITTEN, Folder, last_written, remove
 from jobs.upkeep.logs import Removed
 
 log = logging.getLogger(__name__)
@@ -28,6 +32,14 @@ log = logging.getLogger(__name__)
 DAY_SECONDS = 24 * 3600.0
 # Files are put aside after a power cut or by a reset. A person may want to look at them.
 ASIDE_KEPT_SECONDS = 30 * DAY_SECONDS
+# No write of such a file takes as long as this.
+HALF_WRITTEN_KEPT_SECONDS = DAY_SECONDS
+# Where killed processes leave half-written files: beside documents and in tables, and in the logs of tables.
+_HALF_WRITTEN: dict[str, re.Pattern[str]] = {
+    "*/*": HALF_WRITTEN,
+    "*/*/*": HALF_WRITTEN,
+    "*/*/_delta_log/*": delta_log.HALF_WRITTEN,
+}
 
 
 def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
@@ -38,6 +50,7 @@ def look_after(lake_root: Folder, kept: KeptDays) -> list[Removed]:
         Removed(what="incidents", files=Incidents.of(lake_root).discard_old(kept_seconds)),
         _total("copies of unreadable documents", _older(_folders(lake_root, UNREADABLE), kept_seconds)),
         _total("files that were put aside", _older(_folders(lake_root, PUT_ASIDE), ASIDE_KEPT_SECONDS)),
+        _total("half-written files of killed processes", _half_written(lake_root)),
         _total("pages about audits and checks", _older(_children(lake_root / PAGES), KEPT_SECONDS)),
         _total("run folders", (size for lake in lakes for size in _runs(lake))),
         _replaced(lake_root),
@@ -78,6 +91,20 @@ def _older(folders: Iterable[Folder], kept_seconds: float) -> Iterator[int]:
                 sizes = _sizes(each)
                 each.unlink(missing_ok=True) if each.is_file() else remove(each)
                 yield from sizes
+
+
+def _half_written(lake_root: Folder) -> Iterator[int]:
+    """Remove half-written files after a day; yield their sizes. In a bucket every file is whole."""
+    if not isinstance(lake_root, Path):
+        return
+    before = time.time() - HALF_WRITTEN_KEPT_SECONDS
+    for place, name in _HALF_WRITTEN.items():
+        for file in (each for each in lake_root.glob(place) if name.fullmatch(each.name)):
+            with suppress(FileNotFoundError):
+                seen = file.lstat()
+                if stat.S_ISREG(seen.st_mode) and seen.st_mtime < before:
+                    file.unlink()
+                    yield seen.st_size
 
 
 def _put_there(each: Folder) -> float:

@@ -20,12 +20,13 @@ from jobs.broker.kafka import TopicState, admin, require
 from jobs.broker.streams import arrow_schema
 from jobs.control.writing import writing
 from jobs.lake.columns import columns_of, live_schema, schema_of
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Note, Ranges, TableWriter
 from jobs.pipelines import INGEST, PIPELINES
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_FORMAT, HOUR_MS
 from jobs.pipelines.slices import Slice, slice_at, slice_named

@@ -14,7 +14,8 @@ from jobs.control.incident import Incident, full_disk_key
 from jobs.control.incidents import Incidents
 from jobs.control.room import Room
 from jobs.lake.delta.log import entry_of
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.delta.manifest import Manifest
+from jobs.lake.stream_tables import Note, Ranges, TableWriter
 from jobs.storage.folders import folder_at
 from jobs.storage.parquet import write
 from tests.small_disk import can_mount, fill, small_disk

@@ -13,11 +13,12 @@ from jobs.control.folder import Control
 from jobs.finality import account
 from jobs.lake.accounts import Accounts
 from jobs.lake.columns import TIME, columns_of
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.final import FinalTable
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Header
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at
@@ -169,5 +170,5 @@ def done(made: Made, *accounts: tuple[str, int]) -> None:
     """Write an account of these slices and versions."""
     totals = [{"slice": name, "version": version, "run": "r", "kind": "slice"} for name, version in accounts]
     accounts = Accounts.open(made.root, made.pipeline)
-    accounts.add(None, totals)
+    accounts.add(accounts.new_stage(), 0, totals)
     accounts.maintain("")

@@ -231,7 +231,8 @@ def test_without_a_live_job_the_ledger_says_that_the_topic_is_another(made: Made
 def test_it_is_told_before_tables_are_merged(streamed: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     streamed.publish(FIRST.name, [], {0: 4}, fingerprint="other")
     row = {"version": 1, "run": "r", "kind": "slice", "unexplained": 1}
-    Accounts.open(streamed.root, PIPELINE).add(None, [{"slice": SECOND.name, **row}])
+    accounts = Accounts.open(streamed.root, PIPELINE)
+    accounts.add(accounts.new_stage(), 0, [{"slice": SECOND.name, **row}])
     monkeypatch.setattr(Accounts, "maintain", never)
     with pytest.raises(AssertionError):
         streamed.account()
@@ -243,7 +244,7 @@ def test_of_two_accounts_at_a_time_one_is_overtaken(streamed: Made) -> None:
     slow = Accounts.open(streamed.root, PIPELINE)
     done(streamed, (FIRST.name, 1))
     with pytest.raises(OvertakenError):
-        slow.add(None, [{"slice": FIRST.name, "version": 1, "run": "slow", "kind": "slice"}])
+        slow.add(slow.new_stage(), 0, [{"slice": FIRST.name, "version": 1, "run": "slow", "kind": "slice"}])
 
 
 def test_small_files_are_merged_and_nothing_is_lost(streamed: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def accounted(made: Made, day: int, windows: int, version: int = 1, kept_from: s
     """Write an account of a slice with this number of unexplained windows."""
     accounts = Accounts.open(made.root, PIPELINE)
     row = {"slice": name(day), "version": version, "run": "r", "kind": "slice", "unexplained": windows}
-    accounts.add(drift_file(accounts, day), [row])
+    accounts.add(drift_file(accounts, day), 1, [row])
     accounts.maintain(kept_from)
 
 

@@ -20,7 +20,8 @@ from jobs.control.incidents import Incidents
 from jobs.control.lease import Lease, LeaseLostError
 from jobs.failpoints import FailPoint
 from jobs.lake.delta.fenced import OvertakenError
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter, last_note
+from jobs.lake.delta.manifest import Manifest
+from jobs.lake.stream_tables import Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES, SOURCES
 from jobs.pipelines.layout import ASIDE
 from jobs.pipelines.pipeline import Pipeline

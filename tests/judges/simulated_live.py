@@ -5,7 +5,7 @@ left to wait, and which live rows may be removed. Tables and checkpoint are mode
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from jobs.broker.kafka import TopicState
 from jobs.control.writing import writing
 from jobs.finality import account
 from jobs.finality import account_inputs as accounted
+from jobs.finality.comparison import Comparison
 from jobs.lake.columns import TIME
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.live import BatchRange, Live, PruneRequest
@@ -210,12 +211,12 @@ class AccountsModel:
     def new_stage(self) -> Path:
         return self.stream.world.root / "no drift rows"
 
-    def add(self, _stage: Path | None, totals: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, _stage: Path, _drift_rows: int, totals: Sequence[Mapping[str, Any]]) -> None:
         self.stream.world.operate("account: commit")
         self.stream.accounted |= {(row["slice"], row["version"]) for row in totals}
         self.stream.world.operate("account: committed")
 
-    def maintain(self, kept_from: str) -> None:
+    def maintain(self, kept_from: str, check: Callable[[], None]) -> None:
         """Do nothing: files have no part in the simulation."""
 
 
@@ -272,8 +273,8 @@ def live_of(world: World) -> Iterator[Stream]:
 
     def compared(
         _spark: object, _lake: object, _run: str, seen: Any, headers: Any, taken: Any, _stage: object
-    ) -> list[dict[str, Any]]:
-        return [compare(world, seen, header, taken) for header in headers]
+    ) -> Comparison:
+        return Comparison(totals=[compare(world, seen, header, taken) for header in headers])
 
     def last_note(path: Path) -> Note | None:
         return stream.rows.note if path.name == SUM.name else landed_note(world)

@@ -14,6 +14,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New tables keep replaced files for no time."""
-    at_once = {**stream_tables._PROPERTIES, "delta.deletedFileRetentionDuration": "interval 0 seconds"}
-    monkeypatch.setattr(stream_tables, "_PROPERTIES", at_once)
+    """Tables of streams keep replaced files for no time."""
+    at_once = {**stream_tables._kept(), "delta.deletedFileRetentionDuration": "interval 0 seconds"}
+    monkeypatch.setattr(stream_tables, "_kept", lambda: at_once)

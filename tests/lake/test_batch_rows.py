@@ -12,9 +12,10 @@ from deltalake import DeltaTable
 
 from jobs.finality import account
 from jobs.lake import stream_tables as tables
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.delta.reading import files_with_sizes, rows_by_partition
 from jobs.lake.live import Live
-from jobs.lake.stream_tables import Manifest, TableWriter, note_at
+from jobs.lake.stream_tables import TableWriter, note_at
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.slices import slice_at

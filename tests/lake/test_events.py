@@ -13,9 +13,10 @@ from deltalake import DeltaTable
 
 from jobs.finality.recompute import read_events
 from jobs.lake import stream_tables as tables
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.events import Landed
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.slices import slice_at
 from jobs.refusal import Refusal
@@ -72,7 +73,7 @@ def test_an_older_version_says_what_was_landed_then(tmp_path: Path) -> None:
 
 def merged_away(lake: Path, monkeypatch: pytest.MonkeyPatch) -> TableWriter:
     """Version 1 has two files that a merge has replaced."""
-    monkeypatch.setitem(tables._PROPERTIES, "delta.deletedFileRetentionDuration", "interval 0 seconds")
+    monkeypatch.setattr(tables, "_kept", lambda: {"delta.deletedFileRetentionDuration": "interval 0 seconds"})
     land(lake, [event(0, 4)], [event(1, 4)])
     writer = TableWriter.open(lake / NUMBERS.events_table, EVENTS, "hour", epoch=1)
     assert writer.note

@@ -23,13 +23,14 @@ from jobs.finality.tide_line import begin_and_tide_line
 from jobs.lake import event_hours
 from jobs.lake import stream_tables as tables
 from jobs.lake.delta.fenced import OvertakenError
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.delta.reading import files_with_sizes, value_of
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.events import Landed
 from jobs.lake.final import FinalTable
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter, last_note
+from jobs.lake.stream_tables import Note, Ranges, TableWriter, last_note
 from jobs.pipelines import PIPELINES
 from jobs.pipelines.days import tide_line
 from jobs.pipelines.layout import HOUR_MS

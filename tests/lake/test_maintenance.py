@@ -3,13 +3,16 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
+import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
 from jobs.lake import stream_tables as tables
 from jobs.lake.delta.fenced import OvertakenError
 from jobs.lake.delta.log import commit_info
+from jobs.lake.delta.manifest import TornStageError
 from jobs.lake.delta.reading import files_of
 from jobs.lake.delta.retention import Freed, took_turn
 from jobs.lake.stream_tables import Note, last_note
@@ -85,6 +88,11 @@ def test_how_long_replaced_files_are_kept_can_be_set_for_a_table_that_exists(
     assert (rows(path), last_note(path)) == ([0, 1, 2], note(2))
     with pytest.raises(OvertakenError):
         commit(zombie, 3)
+    monkeypatch.delenv("REPLACED_FILES_KEPT_MINUTES")
+    opened(path)
+    kept = DeltaTable(path).metadata().configuration
+    assert [kept[name] for name in names] == ["interval 360 minutes"] * 2, "the default is set again"
+    assert last_note(path) == note(2)
 
 
 def test_files_are_deleted_several_times_within_the_time_for_which_they_are_kept(
@@ -101,6 +109,27 @@ def test_files_are_deleted_several_times_within_the_time_for_which_they_are_kept
         commit(writer, turns)
         writer.maintain()
         assert (json.loads((path / "_freed.json").read_text())["files"] != 7) == bool(turns)
+
+
+def test_a_merge_that_has_lost_its_stage_takes_no_row_out_of_the_table(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer is suspended in its merge. Its successor removes the stage when it starts, and commits nothing yet."""
+    monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
+    suspended, write = opened(path), ds.write_dataset
+    for batch in range(3):
+        commit(suspended, batch)
+
+    def taken_over(*rows: Any, **options: Any) -> None:
+        write(*rows, **options)
+        opened(path, epoch=2)
+
+    monkeypatch.setattr(ds, "write_dataset", taken_over)
+    with pytest.raises(TornStageError, match=r"3 rows were written into .*, but 0 are there: nothing is committed"):
+        suspended.maintain()
+    assert (rows(path), last_note(path)) == ([0, 1, 2], note(2))
+    commit(opened(path, epoch=2), 3, epoch=2)
+    assert rows(path) == [0, 1, 2, 3]
 
 
 @pytest.mark.usefixtures("nothing_kept")

@@ -2,15 +2,20 @@
 
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from queue import Queue
+from threading import Event, local
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -19,8 +24,9 @@ from hypothesis import strategies as st
 
 from jobs.lake import stream_tables as tables
 from jobs.lake.delta.fenced import OvertakenError
+from jobs.lake.delta.manifest import Manifest, TornStageError
 from jobs.lake.delta.reading import files_of, rows_by_partition
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter, TornStageError, last_note
+from jobs.lake.stream_tables import Note, Ranges, TableWriter, last_note
 from jobs.refusal import Refusal
 from tests import processes
 
@@ -79,8 +85,8 @@ def test_a_new_table_is_empty_and_says_nothing(path: Path) -> None:
 def test_a_table_keeps_hours_of_its_log_and_not_a_month(path: Path) -> None:
     opened(path)
     kept = DeltaTable(path).metadata().configuration
-    assert kept["delta.logRetentionDuration"] == "interval 6 hours"
-    assert kept["delta.deletedFileRetentionDuration"] == "interval 6 hours"
+    assert kept["delta.logRetentionDuration"] == "interval 360 minutes"
+    assert kept["delta.deletedFileRetentionDuration"] == "interval 360 minutes"
     assert int(kept["delta.checkpointInterval"]) == 50
 
 
@@ -211,7 +217,7 @@ def test_a_table_without_rows_takes_the_columns_of_its_first_commit(path: Path, 
         assert writer.has("new", batch)
         assert [field.name for field in DeltaTable(path).schema().fields] == OTHER.names
     assert sorted(files_of(DeltaTable(path), path).to_table()["amount"].to_pylist()) == [0, 1]
-    assert DeltaTable(path).metadata().configuration == tables._PROPERTIES
+    assert DeltaTable(path).metadata().configuration == tables._PROPERTIES | tables._kept()
     assert DeltaTable(path).metadata().partition_columns == ["slice"]
     if reader:
         reader.update_incremental()
@@ -382,6 +388,55 @@ def test_an_overtaken_writer_that_compacts_ends_and_hides_nothing(
     assert (rows(path), last_note(path)) == ([0, 1, 2, 3, 4, 5], note(5, epoch=3))
 
 
+class Killed(BaseException):
+    """The process of a suspended merge was killed."""
+
+
+class Merge:
+    """`maintain` of a writer, in a thread. It is suspended after it has written a merged file, until it is woken."""
+
+    def __init__(self, writer: TableWriter, pool: ThreadPoolExecutor) -> None:
+        self._reached, self._wake, self._is_killed = Event(), Event(), False
+        self._work = pool.submit(self._run, writer)
+        assert self._reached.wait(60)
+
+    def suspend(self) -> None:
+        """Be called by the thread of this merge."""
+        self._reached.set()
+        self._wake.wait(60)
+        if self._is_killed:
+            raise Killed
+
+    def go_on(self) -> None:
+        """Let `maintain` end. An overtaken writer may find no files to merge, and then it is not refused."""
+        self._wake.set()
+        with suppress(OvertakenError, TornStageError):
+            self._work.result(60)
+
+    def kill(self) -> None:
+        self._is_killed = True
+        self._wake.set()
+        with suppress(Killed, OvertakenError, TornStageError):
+            self._work.result(60)
+
+    def _run(self, writer: TableWriter) -> None:
+        _merging.merge = self
+        try:
+            writer.maintain()
+        finally:
+            self._reached.set()
+
+
+# The merge of the current thread.
+_merging = local()
+
+
+def write_and_suspend(*rows: Any, write: Callable[..., None] = ds.write_dataset, **options: Any) -> None:
+    """`pyarrow.dataset.write_dataset`, for the threads of `Merge`."""
+    write(*rows, **options)
+    _merging.merge.suspend()
+
+
 @dataclass
 class Actor:
     """A process that takes a lease, opens the table, stages and commits; others may act between any two steps."""
@@ -390,15 +445,35 @@ class Actor:
     writer: TableWriter | None = None
     seen: int = -1
     staged: Path | None = None
+    merge: Merge | None = None
+
+    def kill(self) -> None:
+        if self.merge:
+            self.merge.kill()
+
+    def commit(self, writer: TableWriter, staged: Path, batch: int, newest: int) -> int:
+        """Commit what is staged; return how many batches are committed then."""
+        if self.seen != newest:
+            with pytest.raises((OvertakenError, TornStageError)):
+                writer.commit(Manifest.of(staged, 1), note(batch, self.epoch))
+            return batch
+        writer.commit(Manifest.of(staged, 1), note(batch, self.epoch))
+        self.seen = newest + 1
+        return batch + 1
 
 
 STEPS = st.tuples(
-    st.sampled_from(["lease", "open", "open", "stage", "stage", "commit", "commit", "maintain"]), st.integers(0, 2)
+    st.sampled_from(["lease", "open", "open", "stage", "stage", "commit", "commit", "write merge", "commit merge"]),
+    st.integers(0, 2),
 )
+# Three batches of one writer: there are files to merge.
+THREE_BATCHES = [("lease", 0), ("open", 0), *[("stage", 0), ("commit", 0)] * 3]
 
 
 # An actor is suspended between its lease and its look at the table, for example while Spark starts.
 @example(steps=[("lease", 0), ("lease", 1), ("open", 1), ("stage", 1), ("open", 0), ("commit", 1)])
+# An actor is suspended while it merges, and its successor has not committed yet when it goes on.
+@example(steps=[*THREE_BATCHES, ("write merge", 0), ("lease", 1), ("open", 1), ("commit merge", 0)])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=6, max_size=24))
 def test_whatever_three_writers_do_each_batch_is_there_once(
@@ -406,34 +481,38 @@ def test_whatever_three_writers_do_each_batch_is_there_once(
 ) -> None:
     """In any order of steps, the holder of the newest lease loses nothing, and a suspended actor commits nothing."""
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
+    monkeypatch.setattr(ds, "write_dataset", write_and_suspend)
     path = tmp_path_factory.mktemp("interleaved")
     actors, epoch, committed = [Actor() for _ in range(3)], 0, 0
     opened(path, epoch=0)
-    for step, who in steps:
-        actor, newest = actors[who], DeltaTable(path).version()
-        if step == "lease":
-            epoch += 1
-            actors[who] = Actor(epoch=epoch)
-        elif step == "open" and actor.epoch:
-            actor.writer, actor.seen, actor.staged = opened(path, actor.epoch), newest, None
-        elif step == "stage" and actor.writer:
-            actor.staged = stage(actor.writer, committed)
-        elif step == "commit" and actor.writer and actor.staged:
-            if actor.seen != newest:
-                with pytest.raises((OvertakenError, TornStageError)):
-                    actor.writer.commit(Manifest.of(actor.staged, 1), note(committed, actor.epoch))
-            elif actor.epoch == epoch:
-                actor.writer.commit(Manifest.of(actor.staged, 1), note(committed, actor.epoch))
-                committed, actor.seen = committed + 1, newest + 1
-            actor.staged = None
-        elif step == "maintain" and actor.writer:
-            with suppress(OvertakenError):  # It may find no files to merge.
-                actor.writer.maintain()
-            assert actor.seen == newest or DeltaTable(path).version() == newest
-            actor.seen = DeltaTable(path).version() if actor.seen == newest else actor.seen
-        assert rows(path) == list(range(committed))
-        told = last_note(path)
-        assert (told.batch if told else -1) == committed - 1
+    with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
+        stack.callback(lambda: [actor.kill() for actor in actors])
+        for step, who in steps:
+            actor, newest = actors[who], DeltaTable(path).version()
+            if step == "lease":
+                epoch += 1
+                actor.kill()
+                actors[who] = Actor(epoch=epoch)
+            elif step == "commit merge" and actor.merge:
+                actor.merge.go_on()
+                actor.merge = None
+                assert actor.seen == newest or DeltaTable(path).version() == newest
+                actor.seen = DeltaTable(path).version() if actor.seen == newest else actor.seen
+            elif actor.merge:
+                pass  # It is suspended.
+            elif step == "open" and actor.epoch:
+                actor.writer, actor.seen, actor.staged = opened(path, actor.epoch), newest, None
+            elif step == "stage" and actor.writer:
+                actor.staged = stage(actor.writer, committed)
+            elif step == "commit" and actor.writer and actor.staged:
+                if actor.seen != newest or actor.epoch == epoch:
+                    committed = actor.commit(actor.writer, actor.staged, committed, newest)
+                actor.staged = None
+            elif step == "write merge" and actor.writer:
+                actor.merge = Merge(actor.writer, pool)
+            assert rows(path) == list(range(committed))
+            told = last_note(path)
+            assert (told.batch if told else -1) == committed - 1
     shutil.rmtree(path)
 
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.delta.manifest import Manifest
+from jobs.lake.stream_tables import Note, Ranges, TableWriter
 from jobs.query.answers import as_text, visible, visible_lines, write_csv, write_json
 from jobs.query.lake import Lake
 from jobs.refusal import Refusal

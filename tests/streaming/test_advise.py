@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.pipeline_lake import PipelineLake
-from jobs.lake.stream_tables import Manifest, Note, Ranges, TableWriter
+from jobs.lake.stream_tables import Note, Ranges, TableWriter
 from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import PROJECT

@@ -106,7 +106,8 @@ class Scene:
 def scene(tmp_path: Path, checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
     scene = Scene(tmp_path / "lake", checkpoint_path)
-    monkeypatch.setattr(microbatch, "may_fail_at", scene.reach)
+    for module in (microbatch, tables):
+        monkeypatch.setattr(module, "may_fail_at", scene.reach)
     yield scene
     scene.lease.release(Receipt(time=time.time(), clean=True, cause="end of the test"))
 
@@ -127,6 +128,7 @@ def test_undisturbed_it_is_committed_sent_and_merged(scene: Scene) -> None:
         ("topic", (0, 0, [])),
         (FailPoint.TABLE_COMMITTED, (2, 2, [])),
         ("sent", (2, 2, [2])),
+        (FailPoint.MERGED, (2, 2, [2])),
     ],
 )
 def test_overtaken_it_does_nothing_more(scene: Scene, moment: str, seen: tuple[int, int, list[int]]) -> None:

@@ -16,11 +16,12 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import INCIDENTS
 from jobs.settings import KeptDays
 from jobs.storage.documents import Documents
+from jobs.storage.folders import _beside
 from jobs.upkeep import old_files as upkeep
 from jobs.upkeep.old_files import look_after
 from tests.lake.delta.test_freeing import with_replaced_files
 from tests.lake.test_final import plan_of, work_of
-from tests.lake.test_stream_tables import rows
+from tests.lake.test_stream_tables import commit, opened, rows
 
 SUM = PIPELINES["rolling_sum"]
 DAYS = 24 * 3600.0
@@ -70,6 +71,50 @@ def test_what_was_put_aside_goes_after_a_month_wherever_it_lies(
     assert removed(tmp_path) == {"files that were put aside": (4, 40)}
     assert removed(tmp_path) == {}
     assert all(file.is_file() for file in stay)
+
+
+def test_half_written_files_of_killed_processes_go_after_a_day_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, documents, some = tmp_path / "live" / "rolling_sum", tmp_path / "control" / "ingest", "0123abcd" * 4
+    commit(opened(table), 0)
+    log = table / "_delta_log"
+    half_written = [
+        _beside(documents / "receipt-7"),
+        tmp_path / "control" / "_incidents" / f".disk.lake.full-000001.{some}",
+        tmp_path / "control" / f"._spare.{some}",
+        table / f"._freed.json.{some}",
+        log / "_commit_3f1c52a0-9d36-4a41-8a2f-0d1c5b7e9f10.json.tmp",
+        log / f"{9:020}.json#1",
+        log / f"{9:020}.checkpoint.parquet#2",
+        log / "_last_checkpoint#1",
+    ]
+    stay = [
+        documents / "receipt-7",
+        documents / ".receipt-7",
+        documents / f"receipt-7.{some}",
+        documents / f".receipt-7.{some}0",
+        documents / f".receipt-7.{some[1:]}G",
+        log / "_commit_3f1c.json",
+        log / "notes.json#1",
+        table / "slice=a" / f".part-0.parquet.{some}",
+        table / "_staging" / "run" / f".plan.json.{some}",
+        tmp_path / f".notes.{some}",
+    ]
+    young = documents / f".young.{some}"
+    plant(*half_written, *stay, young)
+    in_half_a_day = time.time() + 0.5 * DAYS
+    os.utime(young, (in_half_a_day, in_half_a_day))
+    folder, link = documents / f".folder.{some}", documents / f".link.{some}"
+    folder.mkdir()
+    link.symlink_to(documents / "receipt-7")
+    after(monkeypatch, 0.9)
+    assert removed(tmp_path) == {}
+    after(monkeypatch, 1.1)
+    assert removed(tmp_path) == {"half-written files of killed processes": (8, 80)}
+    assert not any(file.exists() for file in half_written)
+    assert all(each.exists() for each in (*stay, young, folder, link))
+    assert rows(table) == [0]
 
 
 def test_files_that_no_reader_needs_go_though_their_table_is_not_written_any_more(tmp_path: Path) -> None:

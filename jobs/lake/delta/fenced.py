@@ -11,10 +11,9 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -24,14 +23,15 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from jobs.lake.delta.log import commit_info, commit_infos, keep_entry, open_whole
+from jobs.lake.delta.manifest import Manifest, TornStageError
 from jobs.lake.delta.merging import bins
 from jobs.lake.delta.reading import dataset, files_with_sizes, partition_folder
 from jobs.lake.delta.retention import Freed, delete, is_due, took_turn, unneeded
 from jobs.lake.delta.statistics import statistics_of
 from jobs.pipelines.layout import STAGING
 from jobs.refusal import Refusal
-from jobs.storage.folders import Folder, last_written, make_durable, make_folder, place, remove
-from jobs.storage.parquet import arrow_place, files_in, footer
+from jobs.storage.folders import Folder, for_each, last_written, make_durable, make_folder, place, remove
+from jobs.storage.parquet import arrow_place, footer
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +39,9 @@ HOUR_SECONDS = 3600.0
 # No commit takes as long as this, so an older stage was left by a writer that was killed.
 STAGE_KEPT_SECONDS = 24 * HOUR_SECONDS
 _STAGE = re.compile("[0-9a-f]{32}")
-_AT_ONCE = 8
 _PLACE_TRIES = 5
 
 Action = AddAction | RemoveAction
-_One = TypeVar("_One")
-_Made = TypeVar("_Made")
 
 
 class OvertakenError(Refusal):
@@ -165,6 +162,17 @@ class FencedTable:
             stats=json.dumps(statistics_of(known or footer(placed))),
         )
 
+    def place_all(self, staged: Manifest, *, data_change: bool = True) -> list[AddAction]:
+        """Place exactly the files of a manifest. Refuse if another process has removed one of them."""
+
+        def placed(file: Folder) -> AddAction:
+            return self.place(file, data_change=data_change, known=staged.files[file])
+
+        try:
+            return for_each(self.path, placed, list(staged.files))
+        except FileNotFoundError as error:
+            raise TornStageError(f"a staged file is gone ({error}): nothing is committed") from error
+
     def removal(self, file: str, size: int, *, data_change: bool = True) -> RemoveAction:
         """Return the action that takes a file out of the table. The file itself stays for readers of older versions."""
         partition, value = partition_folder(file).split("=", 1)
@@ -174,6 +182,8 @@ class FencedTable:
         self, metadata: str, before_commit: Callable[[], None] = lambda: None, *, without: Collection[str] = ()
     ) -> None:
         """Merge small files in a fenced commit; files in ``without`` stay as they are.
+
+        It is refused if the new files do not have as many rows as the files that they replace.
 
         The Delta library's own merge is not fenced: if two writers merge the same files, it keeps both results, and
         every row is there twice.
@@ -195,7 +205,8 @@ class FencedTable:
                     # In a bucket Arrow would write a marker for every folder above, also where it may not write.
                     create_dir=isinstance(folder, Path),
                 )
-                actions += [self.place(file, data_change=False) for file in files_in(folder)]
+                # A successor may have removed the stage meanwhile. Then the merged files must not leave the table.
+                actions += self.place_all(Manifest.of(folder, rows.count_rows()), data_change=False)
                 actions += [self.removal(file, size, data_change=False) for file, size in files.items()]
         before_commit()
         if actions:
@@ -247,14 +258,6 @@ def _put(file: Folder, placed: Folder, *, keep: bool) -> None:
         except (FileNotFoundError, FileExistsError):
             if not tries_left or not file.exists():
                 raise
-
-
-def for_each(folder: Folder, work: Callable[[_One], _Made], ones: Sequence[_One]) -> list[_Made]:
-    """Return the result of the work for each item. In a bucket each item needs requests, so several run at once."""
-    if isinstance(folder, Path):
-        return [work(one) for one in ones]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(work, ones))
 
 
 def opened(path: Folder, schema: pa.Schema, partition: str, properties: Mapping[str, str]) -> DeltaTable:

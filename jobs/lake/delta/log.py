@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from jobs.pipelines.layout import PUT_ASIDE
 from jobs.storage.folders import Folder, make_durable, put_aside
 
 log = logging.getLogger(__name__)
+
+# The temporary names of the Delta library in a table's log, on a disk. A killed process leaves such a file.
+HALF_WRITTEN = re.compile(r"_commit_[0-9a-f-]+\.json\.tmp|(\d{20}\.(json|checkpoint\.parquet)|_last_checkpoint)#\d+")
 
 
 def open_whole(path: Folder) -> DeltaTable:

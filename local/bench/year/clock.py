@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from jobs.lake.delta.fenced import set_properties
-from jobs.settings import KeptDays
+from jobs.settings import KeptDays, replaced_kept_minutes
 
 KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 _SECONDS = {"hours": 3600, "days": 86_400, "seconds": 1}
@@ -43,7 +43,9 @@ class Clock:
         Example: with a retention of 6 hours, files are kept for 7 hours when the call was an hour ago.
         """
         if table.parent.name == "final":
-            return self._keep_by_setting(table)
+            return self._keep_by_setting(table, "FINAL_VERSIONS_KEPT_DAYS", KeptDays().final_versions, 86_400)
+        if table.parent.name in ("events", "live"):
+            return self._keep_by_setting(table, "REPLACED_FILES_KEPT_MINUTES", replaced_kept_minutes({}), 60)
         try:
             opened = DeltaTable(str(table))
         except TableNotFoundError:
@@ -54,11 +56,10 @@ class Clock:
         set_properties(opened, table, {name: f"interval {seconds + behind} seconds" for name, seconds in kept.items()})
         _real_utime(table / "_delta_log" / f"{opened.version():020}.json", (self.now, self.now))
 
-    def _keep_by_setting(self, final: Path) -> None:
-        """Do the same for the final table, which takes its retention, in days, from a setting when it is opened."""
-        days = KeptDays().final_versions
-        self.kept[str(final)] = dict.fromkeys(KEPT, days * 86_400)
-        os.environ["FINAL_VERSIONS_KEPT_DAYS"] = str(days + round((_real_time() - self.now) / 86_400))
+    def _keep_by_setting(self, table: Path, setting: str, kept: int, unit_seconds: int) -> None:
+        """Do the same for a table that takes its retention from a setting when it is opened."""
+        self.kept[str(table)] = dict.fromkeys(KEPT, kept * unit_seconds)
+        os.environ[setting] = str(kept + round((_real_time() - self.now) / unit_seconds))
 
 
 def seconds_of(interval: str) -> int:

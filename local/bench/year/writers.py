@@ -4,6 +4,7 @@ A step has one or more adjacent slices. A step of one slice makes the same commi
 the slices share commits that they would have had one by one, and only the last slice gets live rows.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,12 +19,14 @@ from jobs.finality.account_inputs import accounts_kept_from
 from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
 from jobs.lake.accounts import drift_schema
 from jobs.lake.columns import columns_of, live_schema, schema_of
+from jobs.lake.delta import retention
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.ledger import LateCountPosition
 from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Boundary, Header, LedgerLine, State, reconciled
-from jobs.lake.stream_tables import Manifest, TableWriter
+from jobs.lake.stream_tables import TableWriter
 from jobs.pipelines import INGEST
 from jobs.pipelines.days import DAY_MS
 from jobs.pipelines.layout import BATCHES_SLICE, HOUR_FORMAT, HOUR_MS
@@ -229,7 +232,7 @@ class PipelineYear:
             )
         for day, rows in by_day.items():
             _write(rows, drift_schema(self.pipeline), stage / f"day={day}", drop="day")
-        accounts.add(stage, totals)
+        accounts.add(stage, len(self.unaccounted), totals)
         accounts.maintain(accounts_kept_from(self._final))
         self._write_needed_from(self.unaccounted[-1])
         self.unaccounted = []
@@ -256,7 +259,7 @@ class UpkeepYear:
     """Opens and closes one incident a day, and does the work of the DAG `upkeep`.
 
     It does the work every 30th day, and each day where hours are written one by one. It runs after the pipelines. So
-    their last deletions lie in the future of its clock, and it looks through all tables each time.
+    their newest commits lie in the future of its clock, and it deletes no files of their tables.
     """
 
     settings: Settings
@@ -267,7 +270,8 @@ class UpkeepYear:
         return []
 
     def open(self) -> None:
-        """Do nothing, since there are no tables."""
+        """Print no warnings about commits in the future. There are no tables to open."""
+        logging.getLogger(retention.__name__).setLevel(logging.ERROR)
 
     def step(self, slices: Sequence[Slice]) -> None:
         """Do the upkeep at the begin of a day."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,12 @@ from deltalake import DeltaTable
 from jobs.lake import stream_tables as tables
 from jobs.lake.delta import fenced, retention
 from jobs.lake.delta.fenced import OvertakenError, opened
+from jobs.lake.delta.freeing import free_tables
+from jobs.lake.delta.log import entry_of
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.delta.reading import files_of, files_with_sizes
 from jobs.lake.ledger import Ledger
-from jobs.lake.stream_tables import Manifest, TableWriter
+from jobs.lake.stream_tables import TableWriter
 from jobs.pipelines import PIPELINES
 from tests.lake.test_stream_tables import SCHEMA, commit, files_on_disk, note, rows, stage
 
@@ -33,7 +37,10 @@ def kept_for(path: Path, interval: str) -> TableWriter:
     """A table that keeps removed files, and its log, for so long."""
     kept = {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
     opened(path, SCHEMA, "slice", {**tables._PROPERTIES, **kept})
-    return TableWriter.open(path, SCHEMA, "slice", epoch=1)
+    with pytest.MonkeyPatch.context() as patch:
+        # Otherwise the product would set the properties of the settings.
+        patch.setattr(tables, "_kept", dict)
+        return TableWriter.open(path, SCHEMA, "slice", epoch=1)
 
 
 def age(path: Path, hours: float, *files: Path) -> None:
@@ -134,6 +141,25 @@ def test_what_an_overtaken_writer_has_placed_is_deleted_and_its_commit_fails(pat
     with pytest.raises(OvertakenError):
         suspended.transact([action], note(1).to_json())
     assert rows(path) == [0]
+
+
+def test_nothing_is_deleted_while_the_newest_commit_is_in_the_future(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clock was set back by an hour. A writer places a file, and another process deletes before its commit."""
+    path = tmp_path / "live" / "rolling_sum"
+    writer = kept_for(path, "interval 0 seconds")
+    commit(writer, 0)
+    plant(path / "slice=a" / "crashed.parquet", hours=2)
+    age(path, -1, entry_of(path, writer.version))
+    (file,) = stage(writer, 7).rglob("*.parquet")
+    action = writer.place(file)
+    assert free_tables(tmp_path, 0).files == 0
+    (said,) = [record.message for record in caplog.records]
+    assert re.search(r"no file of .*live/rolling_sum is deleted: its newest commit is 3\d{3} s in the future", said)
+    writer.transact([action], note(1).to_json())
+    assert rows(path) == [0, 7]
+    assert free_tables(tmp_path, 0).files == 1
 
 
 def test_a_file_is_placed_also_if_its_folder_is_deleted_at_this_moment(

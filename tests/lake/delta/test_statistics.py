@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.lake import stream_tables as tables
+from jobs.lake.delta.manifest import Manifest
 from jobs.lake.delta.reading import files_of
-from jobs.lake.stream_tables import Manifest, TableWriter
+from jobs.lake.stream_tables import TableWriter
 from tests.lake.test_stream_tables import commit, note, opened
 
 # -- Statistics: readers pass over files by them, so a wrong one loses rows --
