@@ -1,22 +1,21 @@
 """The pages of a stream, requested over HTTP. Airflow decides whether a user may see them: in these tests it agrees."""
 
-import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi.params import Depends
 
 from jobs.control.epochs import STALE_SECONDS, Beat, Owner, Phase, QueryProgress, Receipt, Stop
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
 from jobs.pipelines import STREAMS
 from jobs.pipelines.layout import dag_id_of
+from tests.plugins.console_pages import agree, ask
 from tideline_airflow.console import streams
 from tideline_airflow.console.app import app
 
@@ -25,12 +24,6 @@ PAGE = f"/streams/{dag_id_of(JOB)}"
 EVIL = "<script>alert('x')</script> & \"more\""
 ELSEWHERE = Owner(host="another-host", pid=1, started_seconds=0.0)
 Get = Callable[[str], httpx.Response]
-
-
-@pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
-    return tmp_path / "lake"
 
 
 @pytest.fixture
@@ -45,31 +38,6 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def control(lake: Path) -> Control:
     return Control.of(lake, JOB)
-
-
-@pytest.fixture
-def agreed() -> Iterator[None]:
-    """Each page asks Airflow first, some of them more than once."""
-    for route in streams.router.routes:
-        agree(route.dependencies)
-    yield
-    app.dependency_overrides.clear()
-
-
-def agree(asked: Sequence[Depends]) -> None:
-    """Answer these questions of access with yes, without asking Airflow."""
-    assert asked
-    for question in asked:
-        assert question.dependency
-        app.dependency_overrides[question.dependency] = lambda: None
-
-
-def ask(path: str) -> httpx.Response:
-    async def answer() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://airflow") as client:
-            return await client.get(path)
-
-    return asyncio.run(answer())
 
 
 @pytest.fixture
