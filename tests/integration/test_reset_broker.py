@@ -230,9 +230,9 @@ def land(settings: Settings, source: str, batch: int, end: int, writer: TableWri
     return writer
 
 
-def receipt_of(settings: Settings, job: str = "ingest") -> tuple[bool, str]:
-    """Whether the driver ended cleanly, and the cause."""
-    receipt = Control.of(settings.lake_root, job).history()[-1].receipt
+def receipt_of(settings: Settings) -> tuple[bool, str]:
+    """Whether the driver of `ingest` ended cleanly, and the cause."""
+    receipt = Control.of(settings.lake_root, "ingest").history()[-1].receipt
     assert receipt is not None
     return receipt.clean, receipt.cause
 

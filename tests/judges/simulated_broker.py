@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-# The most by which the brokers' clocks differ here. `states.CLOCK_SKEW_MS` is the most that the product allows for.
+# The most by which the brokers' clocks differ here. `slices.CLOCK_SKEW_MS` is the most that the product allows for.
 SKEW_MS = 5_000
 
 
@@ -70,11 +70,6 @@ class Broker:
         """Delete the topic and create it again: records that are not landed are lost, and offsets begin at 0."""
         self.topic += 1
         self.logs = {partition: [] for partition in self.logs}
-
-    @property
-    def is_landed(self) -> bool:
-        """Whether all records are landed."""
-        return self.note.topic == self.topic and all(self.note.ends.get(p, 0) == end for p, end in self.ends.items())
 
     def land(self, chance: random.Random) -> None:
         """Land some records, more of one partition than of the other. A new topic is landed only after a reset."""

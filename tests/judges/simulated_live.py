@@ -57,7 +57,6 @@ class Stream:
     progress: CheckpointProgress | None = None
     checkpoints: int = 0
     accounted: set[tuple[str, int]] = field(default_factory=set)
-    pruned: int = 0
 
     @property
     def topic(self) -> TopicState:
@@ -140,7 +139,6 @@ class Stream:
     def _prune(self, slices: Collection[str]) -> None:
         kept = {name: records for name, records in self.rows.slices.items() if name not in slices}
         if len(kept) < len(self.rows.slices):
-            self.pruned += 1
             self.commit(self.rows, replace(self.rows, slices=kept))
 
     def reset(self, to: reset.To) -> None:
