@@ -3,13 +3,13 @@
 Plan, publish and lease are the product's own code. Tables, topics and clocks are models, and verdicts are made up.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from greenlet import getcurrent, greenlet
 
@@ -24,6 +24,7 @@ from jobs.lake.slices import State
 from jobs.pipelines.slices import over_at
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
+from jobs.storage.parquet import write
 from tests.judges.simulated_broker import SKEW_MS
 from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, Killed, World, slice_of
@@ -119,8 +120,7 @@ def stage_slice(own: Try, work: Work) -> StagedSlice:
     if not work.events:
         return StagedSlice()
     file = own.stage / f"slice={work.slice}" / "rows.parquet"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"events": work.events}))
+    write(pa.table({"events": [work.events]}), file)
     return StagedSlice(read=work.events, expected=work.events, rows=1, files=(str(file.relative_to(own.run)),))
 
 
