@@ -22,6 +22,8 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 # It logs each connection that is closed, even after the run has ended and its log is closed.
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
+Produce = Callable[[str, list[Record]], None]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that need the one Spark session together, and the quick tests first."""
@@ -72,8 +74,17 @@ def renew_topics(kafka_settings: KafkaSettings) -> None:
         topics.apply(client, topics.survey(client, pipelines.topics()))
 
 
+def grow_topic(kafka_settings: KafkaSettings, name: str, partitions: int) -> None:
+    """Add partitions to a topic, and wait until the broker lists them."""
+    with kafka.admin(kafka_settings) as client:
+        client.create_partitions({name: partitions})
+        processes.wait_until(
+            lambda: kafka.require(client, [name])[name].partitions == partitions, f"{name} has {partitions} partitions"
+        )
+
+
 @pytest.fixture
-def produce(broker: Broker) -> Callable[[str, list[Record]], None]:
+def produce(broker: Broker) -> Produce:
     """A function that sends records exactly as given."""
 
     def send(topic: str, records: list[Record]) -> None:

@@ -204,11 +204,10 @@ def _make_empty_lake(spark, root: Path) -> None:
     """Create every table as its job does, without rows."""
     from jobs.broker.streams import arrow_schema
     from jobs.streaming.ingest import landed
+    from tests.transforms.kafka_frame import frame
 
-    columns = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
-    records = spark.createDataFrame([], f"{columns}, headers ARRAY<STRUCT<key: STRING, value: BINARY>>")
     for source in SOURCES.values():
-        schema = arrow_schema(landed(records, source))
+        schema = arrow_schema(landed(frame(spark, []), source))
         DeltaTable.create(root / source.events_table, schema=schema, partition_by=["hour"])
     for pipeline in PIPELINES.values():
         DeltaTable.create(root / pipeline.live_table, schema=live_schema(pipeline), partition_by=["slice"])

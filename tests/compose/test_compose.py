@@ -179,9 +179,9 @@ class Platform:
             newest[start_ms, key] = (Decimal(row["total"]), row["events"]) if row else None
         return {window: values for window, values in newest.items() if values}
 
-    def awaits(self, topic: str, wanted: dict[Any, Any], seconds: float = _WAIT_SECONDS) -> None:
+    def awaits(self, topic: str, wanted: dict[Any, Any]) -> None:
         """Wait until a topic holds exactly these windows."""
-        processes.wait_until(lambda: self.published(topic) == wanted, f"{topic} is as expected", seconds)
+        processes.wait_until(lambda: self.published(topic) == wanted, f"{topic} is as expected", _WAIT_SECONDS)
 
 
 @pytest.fixture(scope="module")

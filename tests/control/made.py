@@ -6,13 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from jobs.control.epochs import (
-    Beat,
-    Health,
-    Owner,
-    Phase,
-    Receipt,
-)
+from jobs.control.epochs import Beat, Health, Owner, Phase, Receipt
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
 
@@ -37,14 +31,25 @@ def elsewhere() -> Owner:
     return Owner(host="another-host", pid=1, started_seconds=0.0)
 
 
-def write_lease(control: Control, epoch: int, owner: Owner, *, age: float = 0.0, launched: bool = False) -> None:
-    taken = {"owner": asdict(owner), "time": time.time() - age, "launched": launched}
+def write_lease(
+    control: Control, epoch: int, owner: Owner | None = None, *, age: float = 0.0, launched: bool = False
+) -> None:
+    """Write a lease that was taken so many seconds ago, by a driver on another machine if no owner is given."""
+    taken = {"owner": asdict(owner or elsewhere()), "time": time.time() - age, "launched": launched}
     control.documents.replace(f"lease-{epoch:010d}", taken)
 
 
-def write_beat(control: Control, epoch: int, *, age: float, owner: Owner | None = None, **known: Any) -> None:
+def write_beat(control: Control, epoch: int, *, age: float = 0.0, owner: Owner | None = None, **known: Any) -> None:
+    """Write a heartbeat of so many seconds ago."""
     known = {"phase": Phase.RUNNING, **known}
     control.beat(epoch, Beat(time=time.time() - age, owner=owner or elsewhere(), **known))
+
+
+def run_elsewhere(control: Control, **known: Any) -> int:
+    """Add a driver on another machine that wrote a heartbeat a moment ago; it sees no requests."""
+    epoch = control.reserve(elsewhere())
+    control.beat(epoch, Beat(**{"time": time.time(), "owner": elsewhere(), "phase": Phase.RUNNING, **known}))
+    return epoch
 
 
 def newest_health(control: Control) -> Health:

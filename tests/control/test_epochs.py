@@ -60,9 +60,9 @@ def epoch(number: int = 1, *, taken: float = 0.0, **known: Any) -> Epoch:
     return Epoch(number=number, taken=NOW - taken, **known)
 
 
-def launch(number: int = 1, **known: Any) -> Epoch:
+def launch(**known: Any) -> Epoch:
     """An epoch that Airflow reserved for a driver to come."""
-    return epoch(number, owner=AIRFLOW, launched=True, **known)
+    return epoch(owner=AIRFLOW, launched=True, **known)
 
 
 def ended(number: int, *, clean: bool, lived: float = 1.0, ago: float = 0.0) -> Epoch:

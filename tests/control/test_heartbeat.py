@@ -77,7 +77,7 @@ def test_after_its_release_it_beats_no_more(control: Control, quick: None) -> No
 
 
 def test_the_death_of_a_driver_tells_how_far_it_came(control: Control) -> None:
-    write_lease(control, 1, elsewhere(), age=1000)
+    write_lease(control, 1, age=1000)
     done = (
         QueryProgress(topic="numbers", stepped=0, batch=7),
         QueryProgress(topic="lines", stepped=0),
@@ -185,7 +185,7 @@ def test_one_that_cannot_be_understood_tells_nothing(
 
 def test_one_that_died_without_a_word_gets_its_receipt_once(control: Control) -> None:
     control.write_missing_receipt()
-    write_lease(control, 1, elsewhere(), age=1000)
+    write_lease(control, 1, age=1000)
     assert newest_health(control) is Health.DEAD
     control.write_missing_receipt()
     receipt = control.epoch(1).receipt
@@ -209,7 +209,7 @@ def test_a_supervisor_launches_attaches_waits_and_launches_again(control: Contro
         assert control.next_step() == Attach(1)
     assert control.next_step() == Launch()
     for failed in (1, 2):
-        write_lease(control, failed + 1, elsewhere(), age=STALE_SECONDS + 1)
+        write_lease(control, failed + 1, age=STALE_SECONDS + 1)
         step = control.next_step()  # This look sees the death, and writes the receipt.
         assert isinstance(step, Wait)
         assert step.failures == failed
@@ -230,7 +230,7 @@ def test_one_whose_process_is_gone_counts_as_failed_though_its_beat_is_fresh(
 def test_an_operator_forgives_the_failures_so_far(control: Control) -> None:
     control.reset_failures("an operator")
     assert control.next_step() == Launch()
-    write_lease(control, 2, elsewhere(), age=1000)
+    write_lease(control, 2, age=1000)
     assert isinstance(control.next_step(), Wait)
     control.reset_failures("an operator")
     assert control.next_step() == Launch()

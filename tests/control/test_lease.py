@@ -109,7 +109,7 @@ def test_one_that_was_declared_dead_holds_no_more(control: Control, quick: None)
 def test_the_heartbeat_sees_that_a_lease_is_lost_for_good(control: Control, quick: None) -> None:
     lease = Lease.acquire(control, {})
     assert not lease.is_lost
-    write_lease(control, 2, elsewhere())
+    write_lease(control, 2)
     wait_until(lambda: lease.is_lost, "the look for a newer epoch", 10)
     control.documents.delete("lease-0000000002")
     assert not control.is_over(1)
@@ -135,7 +135,7 @@ def test_an_overtaken_holder_beats_no_more_and_its_successor_stays(
     monkeypatch.setattr(lease_module, "GRACE_SECONDS", 10 * lease_module.BEAT_SECONDS)
     many_beats = threading.Event()
     lease = acquire(control, many_beats)
-    write_lease(control, 2, elsewhere())
+    write_lease(control, 2)
     wait_until(lambda: lease.is_lost, "the look for a newer epoch", 10)
     before = control.epoch(1).beat
     assert many_beats.wait(10)
@@ -149,7 +149,7 @@ def test_an_overtaken_holder_beats_no_more_and_its_successor_stays(
 def test_an_overtaken_holder_stays_so_after_its_successors_were_pruned(control: Control) -> None:
     """A laptop was suspended for a night, while its stream was started elsewhere again and again."""
     sleeper = Lease(control, 1, Beat(time=time.time(), owner=elsewhere(), phase=Phase.RUNNING))
-    write_lease(control, 1, elsewhere(), age=1000)
+    write_lease(control, 1, age=1000)
     for _ in range(KEPT_EPOCHS + 3):
         with held(control), pytest.raises(LeaseLostError):
             sleeper.check()
@@ -177,10 +177,10 @@ def test_an_overtaken_holder_stays_so_after_its_successors_were_pruned(control: 
 def test_a_holder_on_another_machine_is_judged_by_its_signs(
     control: Control, lease_age: float, beat_age: float | None, is_held: bool
 ) -> None:
-    write_lease(control, 3, elsewhere(), age=lease_age)
+    write_lease(control, 3, age=lease_age)
     if beat_age is not None:
         write_beat(control, 3, age=beat_age)
-    write_beat(control, 2, age=0)  # A heartbeat of the epoch before does not count.
+    write_beat(control, 2)  # A heartbeat of the epoch before does not count.
     if is_held:
         with pytest.raises(Refusal, match=f"wait until its last heartbeat is {DEAD_SECONDS:.0f} s old"):
             Lease.acquire(control, {})
@@ -206,7 +206,7 @@ CLOCKS: dict[str, tuple[float, float, float]] = {
 def test_whatever_the_clocks_say_one_that_beats_holds_the_lease(
     taken: float, last: float, following: float, control: Control
 ) -> None:
-    write_lease(control, 1, elsewhere(), age=taken)
+    write_lease(control, 1, age=taken)
     write_beat(control, 1, age=last)
     with repeated(lambda: write_beat(control, 1, age=following)):
         assert newest_health(control) is Health.RUNNING
@@ -221,7 +221,7 @@ def test_whatever_the_clocks_say_one_that_beats_holds_the_lease(
 def test_whatever_the_clocks_say_one_that_beats_no_more_is_dead(
     taken: float, last: float, _following: float, control: Control
 ) -> None:
-    write_lease(control, 1, elsewhere(), age=taken)
+    write_lease(control, 1, age=taken)
     write_beat(control, 1, age=last)
     began = time.monotonic()
     assert newest_health(control) is Health.DEAD
@@ -235,7 +235,7 @@ def test_whatever_the_clocks_say_one_that_beats_no_more_is_dead(
 @pytest.mark.parametrize(("idle", "state"), [(0, Health.RUNNING), (59, Health.RUNNING), (61, Health.STALLED)])
 @pytest.mark.parametrize("age", [3600, -3600])
 def test_one_with_another_clock_stalls_by_its_own(age: float, idle: float, state: Health, control: Control) -> None:
-    write_lease(control, 1, elsewhere(), age=age)
+    write_lease(control, 1, age=age)
 
     def beat() -> None:
         query = QueryProgress(topic="numbers", stepped=time.time() - age - idle)
@@ -247,7 +247,7 @@ def test_one_with_another_clock_stalls_by_its_own(age: float, idle: float, state
 
 
 def test_one_that_says_how_it_ended_while_it_is_looked_at_has_ended(control: Control) -> None:
-    write_lease(control, 1, elsewhere(), age=1000)
+    write_lease(control, 1, age=1000)
     write_beat(control, 1, age=1000)
     with repeated(lambda: control.end(1, ended()), 0.1):
         assert newest_health(control) is Health.STOPPED
@@ -261,8 +261,8 @@ def test_one_that_is_gone_or_never_came_is_not_looked_at_for_long(
     me = Owner.this_process()
     gone = replace(me, started_seconds=me.started_seconds - 60)
     write_lease(control, 1, gone)
-    write_beat(control, 1, age=0, owner=gone)
-    write_lease(control, 2, elsewhere(), age=1000)
+    write_beat(control, 1, owner=gone)
+    write_lease(control, 2, age=1000)
     began = time.monotonic()
     assert [control.health(control.epoch(number)) for number in (1, 2)] == [Health.DEAD] * 2
     assert time.monotonic() - began < 5
@@ -281,7 +281,7 @@ def test_a_recycled_process_id_holds_nothing(control: Control) -> None:
 
 
 def test_a_heartbeat_that_a_power_cut_emptied_tells_nothing(shared: Control, tmp_path: Path) -> None:
-    write_lease(shared, 1, elsewhere())
+    write_lease(shared, 1)
     (tmp_path / "control" / JOB / "heartbeat-0000000001").write_text("")
     with pytest.raises(Refusal, match="another-host holds epoch 1"):
         Lease.acquire(shared, {})
@@ -290,7 +290,7 @@ def test_a_heartbeat_that_a_power_cut_emptied_tells_nothing(shared: Control, tmp
 @pytest.mark.parametrize("kind", ["lease", "receipt", "stop"])
 def test_what_a_power_cut_emptied_stops_no_start(kind: str, shared: Control, tmp_path: Path) -> None:
     """No process survives a power cut."""
-    write_lease(shared, 1, elsewhere(), age=1000)
+    write_lease(shared, 1, age=1000)
     (tmp_path / "control" / JOB / f"{kind}-0000000001").write_text("")
     assert newest_health(shared) is Health.DEAD
     with held(shared) as lease:
@@ -312,7 +312,7 @@ def test_old_epochs_are_pruned_with_all_that_was_said_of_them(control: Control) 
 
 def test_a_starter_that_slept_past_the_pruning_is_refused(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     """The starter saw no holder and was suspended. Meanwhile the epoch it wanted was taken, ended and pruned."""
-    write_lease(control, 19, elsewhere())
+    write_lease(control, 19)
     newest, long_ago = Control.newest, iter([0])
     monkeypatch.setattr(Control, "newest", lambda at: next(long_ago, newest(at)))
     with pytest.raises(Refusal, match="holds the lease"):
@@ -361,7 +361,7 @@ def test_beside_a_launch_under_way_nobody_starts(control: Control) -> None:
 
 
 def test_a_launch_that_never_came_is_given_up(control: Control) -> None:
-    write_lease(control, 1, elsewhere(), age=LAUNCH_SECONDS + 1, launched=True)
+    write_lease(control, 1, age=LAUNCH_SECONDS + 1, launched=True)
     assert control.reserve(elsewhere()) == 2
     receipt = control.epoch(1).receipt
     assert receipt
@@ -379,7 +379,7 @@ def test_a_launch_whose_process_ended_is_given_up_at_once(control: Control, tmp_
     log_file = tmp_path / "driver.log"
     log_file.write_text("starting\nno such topic\n\n")
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    write_beat(control, 1, age=0, owner=Owner.of(process.pid), phase=Phase.LAUNCHED, log=str(log_file))
+    write_beat(control, 1, owner=Owner.of(process.pid), phase=Phase.LAUNCHED, log=str(log_file))
     assert newest_health(control) is Health.STARTING
     process.communicate(b"\n")
     assert newest_health(control) is Health.DEAD
@@ -457,7 +457,7 @@ def test_of_drivers_that_start_together_one_wins(tmp_path: Path) -> None:
     for number in range(ROUNDS):
         control = Control.of(tmp_path / str(number), JOB)
         if number % 3 == 1:
-            write_lease(control, 1, elsewhere(), age=100)
+            write_lease(control, 1, age=100)
         if number % 3 == 2:
             control.reserve(elsewhere(), launched=True)
     found = processes.race(race, tmp_path, racers=RACERS, answers=ROUNDS * RACERS)

@@ -25,7 +25,7 @@ from jobs.control.epochs import (
 )
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
-from tests.control.made import JOB, elsewhere, ended, held, newest_health, write_lease
+from tests.control.made import JOB, ended, held, newest_health, write_lease
 from tests.control.test_heartbeat import Full
 from tests.processes import repeated, wait_until
 
@@ -162,7 +162,7 @@ def test_one_that_was_overtaken_is_ended_after_its_grace(
 ) -> None:
     died = threading.Event()
     lease = acquire(control, died)
-    write_lease(control, 2, elsewhere())
+    write_lease(control, 2)
     wait_until(lambda: lease.is_lost, "the look for a newer epoch", 10)
     assert not died.wait(10 * lease_module.BEAT_SECONDS)
     monkeypatch.setattr(lease_module, "GRACE_SECONDS", 0.1)

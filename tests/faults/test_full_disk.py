@@ -4,16 +4,14 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
-from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
-from jobs.broker import kafka
 from jobs.control.epochs import Health
 from jobs.control.folder import Control
 from jobs.control.incident import full_disk_key
@@ -23,6 +21,7 @@ from jobs.pipelines.slices import CLOCK_SKEW_MS
 from jobs.settings import Settings
 from tests import batch, processes
 from tests.faults.test_streams_crash import landed, numbers
+from tests.faults.traffic import steady
 from tests.judges import checker, oracle
 from tests.small_disk import can_mount, fill, small_disk
 
@@ -58,21 +57,6 @@ def running(settings: Settings, folder: Path) -> Iterator[dict[str, "subprocess.
             processes.end(driver)
 
 
-@contextmanager
-def steady(settings: Settings) -> Iterator[None]:
-    """Send traffic without a pause; the broker has a disk of its own."""
-    producer = KafkaProducer(**kafka.client_options(settings.kafka))
-    seeds = count(101)
-
-    def send() -> None:
-        for record in numbers(next(seeds), 50):
-            producer.send("numbers", record.value, key=record.key)
-        producer.flush()
-
-    with closing(producer), processes.repeated(send, 0.2):
-        yield
-
-
 def due(settings: Settings, run: str) -> None:
     """Plan until ingest has landed all records before the boundaries."""
     later = SUM.slice_seconds + SUM.allowed_lateness_seconds + CLOCK_SKEW_MS / 1000
@@ -91,9 +75,10 @@ def shown(settings: Settings) -> int:
 def test_a_disk_that_fills_loses_and_tears_nothing(
     spark: SparkSession, on_small_disk: Settings, tmp_path: Path
 ) -> None:
-    settings, lake = on_small_disk, on_small_disk.lake_root
+    settings, lake, seeds = on_small_disk, on_small_disk.lake_root, count(101)
     with running(settings, tmp_path) as drivers:
-        with steady(settings):
+        # The broker has a disk of its own.
+        with steady(settings, lambda: numbers(next(seeds), 50)):
             processes.wait_until(lambda: shown(settings) > 1000 and landed(settings) > 1000, "1,000 rows")
             due(settings, "a")
             ballast = fill(lake, leave=LEFT_BYTES)

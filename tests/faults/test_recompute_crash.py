@@ -7,16 +7,15 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
 import pytest
-from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
-from jobs.broker import kafka
 from jobs.control.folder import Control
 from jobs.lake.final import FinalTable
 from jobs.lake.ledger import Ledger
@@ -27,7 +26,10 @@ from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, slice_at, slice_named
 from jobs.query.lake import Lake
 from jobs.settings import Settings
 from tests import batch, processes
+from tests.conftest import Produce
+from tests.faults.traffic import steady
 from tests.judges import checker, oracle
+from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -90,35 +92,15 @@ def watched(settings: Settings) -> Iterator[Reader]:
     assert not failed, failed[0]
 
 
-def number(identity: int, ago_ms: int) -> tuple[bytes, bytes]:
+def number(identity: int, ago_ms: int) -> Record:
     at = int(time.time() * 1000) - ago_ms
-    return b"k%d" % (identity % 20), b'{"id":%d,"ts":%d,"value":%d.5}' % (identity, at, identity % 1000)
+    value = b'{"id":%d,"ts":%d,"value":%d.5}' % (identity, at, identity % 1000)
+    return Record(partition=-1, arrival_ms=0, key=b"k%d" % (identity % 20), value=value)
 
 
-def before(settings: Settings) -> None:
-    """Send numbers of the last minutes, so that slices are over at once."""
-    producer = KafkaProducer(**kafka.client_options(settings.kafka))
-    for identity in range(3000):
-        key, value = number(identity, ago_ms=identity * 50)
-        producer.send("numbers", value, key=key)
-    producer.flush()
-    producer.close()
-
-
-@contextmanager
-def steady(settings: Settings) -> Iterator[None]:
-    """Send 250 numbers a second, some of them late for slices that are final by then."""
-    producer = KafkaProducer(**kafka.client_options(settings.kafka))
-    identities = count(10_001)
-
-    def send() -> None:
-        for identity in islice(identities, 50):
-            key, value = number(identity, ago_ms=120_000 if identity % 50 == 0 else 0)
-            producer.send("numbers", value, key=key)
-        producer.flush()
-
-    with closing(producer), processes.repeated(send, 0.2):
-        yield
+def more(identities: Iterator[int]) -> Iterator[Record]:
+    """Fifty numbers, one of them late for a slice that is final by then."""
+    return (number(identity, ago_ms=120_000 if identity % 50 == 0 else 0) for identity in islice(identities, 50))
 
 
 def slices(settings: Settings) -> list[Slice]:
@@ -148,16 +130,17 @@ batch.{step}(Settings.from_env(), PIPELINES["rolling_sum"], {run!r})
 
 
 def test_killed_at_every_fail_point_beside_running_streams(
-    spark: SparkSession, settings: Settings, tmp_path: Path
+    spark: SparkSession, settings: Settings, produce: Produce, tmp_path: Path
 ) -> None:
     logs = {name: tmp_path / f"{name}.log" for name in ("ingest", "rolling_sum")}
-    before(settings)
+    # Numbers of the last minutes, so that slices are over at once.
+    produce("numbers", [number(identity, ago_ms=identity * 50) for identity in range(3000)])
     drivers = [
         processes.start(settings, "ingest", log=logs["ingest"], INGEST_TRIGGER_MS="500"),
         processes.start(settings, "live", "rolling_sum", log=logs["rolling_sum"]),
     ]
     try:
-        with steady(settings):
+        with steady(settings, partial(more, count(10_001))):
             processes.wait_until(lambda: rows(settings) > 1000, "1,000 live events", 300)
             with watched(settings) as reader:
                 processes.wait_until(lambda: reader.looks > 0, "a first look")

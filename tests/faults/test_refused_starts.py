@@ -5,7 +5,6 @@ Every start here is real, and must end before Spark begins its work.
 
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,20 +17,13 @@ from jobs.pipelines import PIPELINES
 from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming import ingest, live
-from tests.conftest import renew_topics
+from tests.conftest import Produce, renew_topics
+from tests.integration.test_reset_broker import everything, numbers
 from tests.judges import checker, oracle
-from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-Produce = Callable[[str, list[Record]], None]
 SUM = PIPELINES["rolling_sum"]
-
-
-def numbers(count: int) -> list[Record]:
-    now = int(time.time() * 1000)
-    values = (b'{"id":%d,"ts":%d,"value":%d}' % (n, now, n) for n in range(count))
-    return [Record(partition=-1, arrival_ms=0, key=b"k%d" % (n % 9), value=value) for n, value in enumerate(values)]
 
 
 @pytest.fixture
@@ -50,10 +42,6 @@ def refusal(run: Callable[[], None]) -> str:
     return str(raised.value)
 
 
-def digest(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
 def test_refused_with_the_reason_and_nothing_touched(
     spark: SparkSession, drained: Settings, produce: Produce, tmp_path: Path
 ) -> None:
@@ -63,7 +51,7 @@ def test_refused_with_the_reason_and_nothing_touched(
     def again(damage: Callable[[Path], object], *wanted: str) -> None:
         """Damage the lake, start both jobs, see both refused, and restore the lake."""
         damage(drained.lake_root)
-        before = [digest(drained.lake_root / name) for name in ("events", "live", "checkpoints")]
+        before = [everything(drained.lake_root / name) for name in ("events", "live", "checkpoints")]
         said = [
             refusal(lambda: ingest.run(drained, until_caught_up=True)),
             refusal(lambda: live.run(drained, SUM, until_caught_up=True)),
@@ -71,7 +59,7 @@ def test_refused_with_the_reason_and_nothing_touched(
         for reason in said:
             assert any(text in reason for text in wanted), reason
             assert re.search("`tideline reset (ingest --source numbers|rolling_sum) --to earliest`", reason), reason
-        assert before == [digest(drained.lake_root / name) for name in ("events", "live", "checkpoints")]
+        assert before == [everything(drained.lake_root / name) for name in ("events", "live", "checkpoints")]
         shutil.rmtree(drained.lake_root)
         shutil.copytree(kept, drained.lake_root)
 
@@ -153,7 +141,7 @@ def check_topics_that_changed(settings: Settings, kept: Path, produce: Produce) 
         produce("numbers", numbers(count))
         for run in (lambda: ingest.run(settings), lambda: live.run(settings, SUM)):
             assert "was re-created" in refusal(run)
-    assert digest(kept / "events") == digest(settings.lake_root / "events")
+    assert everything(kept / "events") == everything(settings.lake_root / "events")
 
 
 def ends_well(settings: Settings, produce: Produce) -> None:

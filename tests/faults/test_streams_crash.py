@@ -6,15 +6,14 @@ Each driver is a real process. One chain of restarts meets F1, F2 and F3 in turn
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from itertools import count, islice
 from pathlib import Path
 
 import pytest
-from kafka import KafkaProducer
 
 from jobs.broker import kafka
 from jobs.control.folder import Control
@@ -22,12 +21,13 @@ from jobs.settings import Settings
 from jobs.traffic.generator import records as traffic
 from local.platform.broker import Broker
 from tests import processes
+from tests.conftest import Produce
+from tests.faults.traffic import steady
 from tests.judges import checker, oracle
 from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-Produce = Callable[[str, list[Record]], None]
 COMMAND = {"ingest": ("ingest",), "rolling_sum": ("live", "rolling_sum")}
 
 
@@ -106,30 +106,16 @@ def judge_output_topic(settings: Settings, job: str) -> None:
         assert (message["total"], message["events"]) == (row["total"], row["events"])
 
 
-@contextmanager
-def steady(settings: Settings) -> Iterator[None]:
-    """Send traffic in the background; the client sends again any record that the broker does not take at once."""
-    producer = KafkaProducer(**kafka.client_options(settings.kafka), metadata_max_age_ms=1000)
-    seeds = count(101)
-
-    def send() -> None:
-        for record in numbers(next(seeds), 500):
-            producer.send("numbers", record.value, key=record.key)
-        producer.flush()
-
-    with closing(producer), processes.repeated(send, 0.2):
-        yield
-
-
 def landed(settings: Settings) -> int:
     return len(checker.read_table(settings.lake_root / "events" / "numbers").rows)
 
 
 def test_broker_restart_and_partition_growth_in_mid_run(settings: Settings, broker: Broker, tmp_path: Path) -> None:
-    log = tmp_path / "driver.log"
+    log, seeds = tmp_path / "driver.log", count(101)
     driver = processes.start(settings, "ingest", log=log, INGEST_TRIGGER_MS="500")
     try:
-        with steady(settings):
+        # The producer sends again any record that the broker does not take at once.
+        with steady(settings, lambda: numbers(next(seeds), 500), metadata_max_age_ms=1000):
             processes.wait_until(lambda: landed(settings) > 1000, f"the first records\n{log}")
             broker.kill()
             time_of_death = time.monotonic()

@@ -42,9 +42,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     return Made(replace(Settings.from_env({}), lake_root=tmp_path / "lake"))
 
 
-def name(day: int, minute: int = 0) -> str:
+def name(day: int) -> str:
     """The slice of a day; days are counted from the first one."""
-    return slice_at(PIPELINE, T0 - T0 % DAY_MS + day * DAY_MS + minute * 60_000).name
+    return slice_at(PIPELINE, T0 - T0 % DAY_MS + day * DAY_MS).name
 
 
 def finals(made: Made, *days: int) -> None:
@@ -178,12 +178,12 @@ def drift_file(accounts: Accounts, day: int) -> Path:
     return stage
 
 
-def accounted(made: Made, day: int, windows: int, version: int = 1, kept_from: str = "") -> None:
+def accounted(made: Made, day: int, windows: int, version: int = 1) -> None:
     """Write an account of a slice with this number of unexplained windows."""
     accounts = Accounts.open(made.root, PIPELINE)
     row = {"slice": name(day), "version": version, "run": "r", "kind": "slice", "unexplained": windows}
     accounts.add(drift_file(accounts, day), 1, [row])
-    accounts.maintain(kept_from)
+    accounts.maintain("")
 
 
 def days_in(made: Made, kind: str) -> set[str]:

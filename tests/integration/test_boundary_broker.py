@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -25,13 +24,12 @@ from jobs.refusal import Refusal
 from jobs.settings import Settings
 from jobs.streaming import ingest, live
 from tests import batch, processes
+from tests.conftest import Produce, grow_topic
 from tests.integration.test_recompute_broker import numbers
 from tests.judges import checker, oracle
-from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
-Produce = Callable[[str, list[Record]], None]
 SUM = PIPELINES["rolling_sum"]
 
 
@@ -110,11 +108,7 @@ def test_a_partition_that_is_new_holds_a_slice_only_if_it_came_before_its_bounda
     land(settings)
     if grown == "after its boundary":
         batch.plan(settings, SUM, "run-1")
-    with kafka.admin(settings.kafka) as client:
-        client.create_partitions({"numbers": 4})
-        processes.wait_until(
-            lambda: kafka.require(client, ["numbers"])["numbers"].partitions == 4, "the topic has four partitions"
-        )
+    grow_topic(settings.kafka, "numbers", 4)
     produce("numbers", [replace(record, partition=3) for record in numbers(6, first=60)])
     planned = batch.plan(settings, SUM, "run-2")
     assert is_held(planned) is (grown == "before its boundary")

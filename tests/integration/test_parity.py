@@ -6,7 +6,6 @@ Final equals the oracle, and every event that the stream has missed is explained
 import os
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -23,13 +22,12 @@ from jobs.query.lake import Lake
 from jobs.settings import Settings
 from jobs.streaming import ingest, live
 from tests import batch
-from tests.conftest import renew_topics
+from tests.conftest import Produce, renew_topics
 from tests.judges import checker, oracle
 from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
-Produce = Callable[[str, list[Record]], None]
 # Three minutes, so that windows of a minute fall into several slices.
 SPAN_MS = 180_000
 

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from jobs.query.lake import Lake
 from jobs.settings import Settings
 from jobs.streaming import ingest, live
 from tests import batch
+from tests.conftest import Produce
 from tests.judges import checker, oracle
 from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
-Produce = Callable[[str, list[Record]], None]
 SUM = PIPELINES["rolling_sum"]
 
 

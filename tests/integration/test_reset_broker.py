@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,12 @@ from jobs.settings import Settings
 from jobs.streaming import ingest, live, reset
 from jobs.streaming.reset_plan import Request, ResetPlan, To
 from tests import processes
-from tests.conftest import renew_topics
+from tests.conftest import Produce, grow_topic, renew_topics
 from tests.judges import checker, oracle
 from tests.judges.oracle import Record
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
-Produce = Callable[[str, list[Record]], None]
 SUM = PIPELINES["rolling_sum"]
 
 
@@ -145,11 +144,7 @@ def test_a_pipeline_begins_at_the_latest_record_and_at_a_time(
     between = int(time.time() * 1000) + 1
     processes.wait_until(lambda: time.time() * 1000 > between + 1, "a later millisecond")
     produce("numbers", numbers(600))
-    with kafka.admin(settings.kafka) as client:
-        client.create_partitions({"numbers": 4})
-        processes.wait_until(
-            lambda: kafka.require(client, ["numbers"])["numbers"].partitions == 4, "the topic has four partitions"
-        )
+    grow_topic(settings.kafka, "numbers", 4)
     produce("numbers", [replace(record, partition=3) for record in numbers(50)])
     run_sum(settings)
     assert total(settings) == 650, "a partition that is newer than the reset is read from its first record"
@@ -236,9 +231,9 @@ def land(settings: Settings, source: str, batch: int, end: int, writer: TableWri
     return writer
 
 
-def receipt_of(settings: Settings, job: str = "ingest") -> tuple[bool, str]:
-    """Whether the driver ended cleanly, and the cause."""
-    receipt = Control.of(settings.lake_root, job).history()[-1].receipt
+def receipt_of(settings: Settings) -> tuple[bool, str]:
+    """Whether the driver of `ingest` ended cleanly, and the cause."""
+    receipt = Control.of(settings.lake_root, "ingest").history()[-1].receipt
     assert receipt is not None
     return receipt.clean, receipt.cause
 

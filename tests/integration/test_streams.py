@@ -1,14 +1,11 @@
 """Dirty traffic through the real broker and the real jobs: landed records, live rows, and messages in the topics."""
 
-import io
 import json
 import time
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from random import Random
 
-import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
@@ -18,7 +15,6 @@ from jobs.control.epochs import Attach, Launch, Receipt, Stop
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
 from jobs.pipelines import PIPELINES, SOURCES
-from jobs.query.answers import write_json
 from jobs.query.lake import Lake
 from jobs.refusal import Refusal
 from jobs.settings import Settings
@@ -26,12 +22,12 @@ from jobs.streaming import ingest, live
 from jobs.traffic.generator import records as traffic
 from jobs.transforms.aggregate import aggregate
 from tests import dirty, processes
+from tests.conftest import Produce
 from tests.judges import checker, oracle
 from tests.judges.oracle import Record
+from tests.query.test_query import as_json
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
-
-Produce = Callable[[str, list[Record]], None]
 
 
 def now_ms() -> int:
@@ -96,12 +92,6 @@ def judge_relation_and_topic(settings: Settings, name: str, records: list[Record
         json.dumps([row["window_start"], row[pipeline.keys[0]]], separators=(",", ":"), ensure_ascii=False): row
         for row in shown
     }
-
-
-def as_json(answer: pa.Table) -> str:
-    out = io.StringIO()
-    write_json(answer.column_names, answer.to_batches(), out)
-    return out.getvalue()
 
 
 def judge_quarantine(settings: Settings, records: list[Record]) -> None:

@@ -35,7 +35,7 @@ from kafka.errors import KafkaError
 from jobs import pipelines
 from jobs.broker import topics
 from jobs.broker.clock import broker_clock
-from jobs.broker.kafka import admin, client_options, describe, states, topic_ids
+from jobs.broker.kafka import admin, client_options, describe, topic_ids
 from jobs.broker.topics import Action
 from jobs.finality import planning
 from jobs.lake import final_topic
@@ -49,7 +49,7 @@ from jobs.traffic import generator as traffic
 from local.kafka_rights import Right, rights
 from local.platform.broker import Broker
 from local.platform.ports import LOOPBACK, free_port
-from tests.conftest import renew_topics
+from tests.conftest import grow_topic, renew_topics
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.integration
@@ -269,9 +269,7 @@ def test_the_commands_plan_and_apply(kafka: KafkaSettings) -> None:
     assert tideline("apply").returncode == 0
     planned = tideline("plan", "--format", "json")
     assert {row["action"] for row in json.loads(planned.stdout)} == {"keep"}
-    with admin(kafka) as client:
-        client.create_partitions({"clicks": 4})
-        wait_until(lambda: states(client, ["clicks"])["clicks"].partitions == 4, "the topic has four partitions")
+    grow_topic(kafka, "clicks", 4)
     refused = tideline("apply")
     assert refused.returncode == 1
     assert "4 → 3 would delete records" in " ".join(refused.stderr.split())

@@ -3,8 +3,13 @@
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
-# The most by which the brokers' clocks differ here. `states.CLOCK_SKEW_MS` is the most that the product allows for.
+from kafka import TopicPartition
+from kafka.admin import OffsetSpec
+
+# The most by which the brokers' clocks differ here. `slices.CLOCK_SKEW_MS` is the most that the product allows for.
 SKEW_MS = 5_000
 
 
@@ -88,6 +93,25 @@ class Broker:
         for partition, end in ends.items():
             self.landed += self.logs[partition][self._landed_of(partition) : end]
         self.note = Note(landed=len(self.landed), topic=self.topic, ends=dict(ends))
+
+
+@dataclass(frozen=True)
+class AdminModel:
+    """`KafkaAdminClient` in memory, with the calls by which the product reads a topic and its offsets."""
+
+    broker: Broker
+
+    def describe_cluster(self) -> dict[str, Any]:
+        return {"cluster_id": "c"}
+
+    def describe_topics(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        partitions = [{"partition_index": number} for number in self.broker.logs]
+        topic = {"error_code": 0, "topic_id": self.broker.topic_id, "partitions": partitions}
+        return [{**topic, "name": name} for name in names]
+
+    def list_partition_offsets(self, wanted: Mapping[TopicPartition, OffsetSpec], **_: object) -> dict[Any, Any]:
+        offsets = {OffsetSpec.EARLIEST: dict.fromkeys(self.broker.logs, 0), OffsetSpec.LATEST: self.broker.ends}
+        return {at: SimpleNamespace(offset=offsets[spec][at.partition]) for at, spec in wanted.items()}
 
 
 def is_before(record: Record, topic_id: str, ends: Mapping[int, int]) -> bool:

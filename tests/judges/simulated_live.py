@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from jobs.broker.kafka import TopicState
+from jobs.broker.kafka import TopicState, require
 from jobs.control.writing import writing
 from jobs.finality import account
 from jobs.finality import account_inputs as accounted
@@ -30,7 +30,7 @@ from jobs.lake.stream_tables import Note, Ranges
 from jobs.refusal import Refusal
 from jobs.streaming import reset
 from jobs.streaming.start import CheckpointProgress, Start, check_start
-from tests.judges.simulated_broker import Record
+from tests.judges.simulated_broker import AdminModel, Record
 from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import SUM, World, in_slice, slice_of
 
@@ -60,12 +60,8 @@ class Stream:
     accounted: set[tuple[str, int]] = field(default_factory=set)
 
     @property
-    def topic(self) -> TopicState:
-        broker = self.world.broker
-        earliest = dict.fromkeys(broker.logs, 0)
-        return TopicState(
-            topic_id=broker.topic_id, cluster_id="c", partitions=len(earliest), earliest=earliest, latest=broker.ends
-        )
+    def client(self) -> Any:
+        return AdminModel(self.world.broker)
 
     def commit(self, seen: Rows, rows: Rows) -> None:
         """Commit as Delta does: only if the table is still at the version that the writer has seen."""
@@ -79,7 +75,7 @@ class Stream:
         """Run a driver that ends after some batches. Each batch is refused where the product would not begin."""
         for _ in range(batches):
             with writing(self.world.root, SUM.name) as lease:
-                seen, topic = self.rows, self.topic
+                seen, topic = self.rows, require(self.client, [TOPIC])[TOPIC]
                 check_start(SUM.name, self.progress, seen.note, {TOPIC: topic}, fingerprint=SUM.fingerprint)
                 self._finish()
                 rows = self._counted(seen, topic)
@@ -145,7 +141,7 @@ class Stream:
     def reset(self, to: reset.To) -> None:
         """Reset the stream as an operator does, because it was refused or for another reason."""
         settings: Any = SimpleNamespace(lake_root=self.world.root)
-        reset.apply(settings, None, reset.Request(job=SUM.name, to=to))  # type: ignore[arg-type]
+        reset.apply(settings, self.client, reset.Request(job=SUM.name, to=to))
 
     def account(self, run: str) -> None:
         """Run the account."""
@@ -298,10 +294,6 @@ def live_of(world: World) -> Iterator[Stream]:
         patch.setattr(reset, "last_note", last_note)
         patch.setattr(
             reset, "TableWriter", SimpleNamespace(open=lambda *_, **__: ResetWriter(stream=stream, seen=stream.rows))
-        )
-        patch.setattr(reset, "require", lambda _, names: dict.fromkeys(names, stream.topic))
-        patch.setattr(
-            reset, "_offsets", lambda _, wanted: {each.partition: world.broker.ends[each.partition] for each in wanted}
         )
         patch.setattr(reset, "_rows", lambda _: len(stream.rows.slices))
         patch.setattr(

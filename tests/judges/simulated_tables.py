@@ -4,7 +4,7 @@ A commit is there completely or not at all. It succeeds only on the version that
 a slice has one window, which counts events. Its key changes with their number, so most new versions remove a window.
 """
 
-import json
+import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +24,7 @@ from jobs.lake.pipeline_lake import PipelineLake
 from jobs.lake.publication import Publication
 from jobs.lake.slices import Header, LedgerLine, State
 from jobs.pipelines.slices import Slice
+from jobs.storage.parquet import read
 from tests.judges.simulated_broker import id_of, within
 from tests.judges.simulated_judges import judge_commit
 from tests.judges.simulated_world import SUM, World, key_of, start_of
@@ -75,7 +76,7 @@ class FinalModel:
 
     @contextmanager
     def staged(self) -> Iterator[Path]:
-        yield self.world.root / "stage"
+        yield self.world.root / "stage" / uuid.uuid4().hex
 
     def maintain(self, check: Callable[[], None], now_ms: int) -> None:
         """Do nothing: files have no part in the protocol."""
@@ -90,7 +91,7 @@ class FinalModel:
             header = publication.header
             now = changed.get(header.slice)
             self.require_version(now[0] if now else None, header)
-            content = sum(json.loads(file.read_text())["events"] for file in publication.files)
+            content = sum(sum(read(file, ["events"])["events"].to_pylist()) for file in publication.files)
             changed[header.slice] = (header, content)
         world.history.append(changed)
         self.seen += 1

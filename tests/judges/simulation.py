@@ -3,18 +3,18 @@
 Plan, publish and lease are the product's own code. Tables, topics and clocks are models, and verdicts are made up.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from greenlet import getcurrent, greenlet
 
 from jobs.broker import clock
-from jobs.finality import plan_inputs, planning, publishing
+from jobs.finality import planning, publishing
 from jobs.finality.due import Request
 from jobs.finality.planning import Planner
 from jobs.finality.publishing import Published
@@ -24,7 +24,8 @@ from jobs.lake.slices import State
 from jobs.pipelines.slices import over_at
 from jobs.pipelines.source import CLOCK_TOLERANCE_MS
 from jobs.refusal import Refusal
-from tests.judges.simulated_broker import SKEW_MS
+from jobs.storage.parquet import write
+from tests.judges.simulated_broker import SKEW_MS, AdminModel
 from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, Killed, World, slice_of
 
@@ -41,14 +42,8 @@ def model_of(world: World) -> Iterator[None]:
             count += 1
         return count
 
-    def require(_client: object, topics: Sequence[str]) -> dict[str, Any]:
-        broker = world.broker
-        found = SimpleNamespace(topic_id=broker.topic_id, earliest=dict.fromkeys(broker.logs, 0), latest=broker.ends)
-        return dict.fromkeys(topics, found)
-
     with pytest.MonkeyPatch.context() as patch:
         world.leases.install(patch)
-        patch.setattr(plan_inputs, "require", require)
         # Ingest lands no records while this process waits for it.
         patch.setattr(planning, "INGEST_PATIENCE_SECONDS", 0.0)
         patch.setattr(publishing, "send", send)
@@ -104,7 +99,7 @@ def run(
 
 def planner_of(world: World, clock: Callable[[], int] | None = None) -> Planner:
     """The planner of the product, on the tables of the world."""
-    client: Any = None
+    client: Any = AdminModel(world.broker)
     return Planner(lake=LakeModel.of(world), client=client, clock=clock or (lambda: world.clock_ms))
 
 
@@ -119,8 +114,7 @@ def stage_slice(own: Try, work: Work) -> StagedSlice:
     if not work.events:
         return StagedSlice()
     file = own.stage / f"slice={work.slice}" / "rows.parquet"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"events": work.events}))
+    write(pa.table({"events": [work.events]}), file)
     return StagedSlice(read=work.events, expected=work.events, rows=1, files=(str(file.relative_to(own.run)),))
 
 

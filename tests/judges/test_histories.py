@@ -21,8 +21,6 @@ from tests.judges.simulated_tables import LakeModel
 from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SUM, World
 from tests.judges.simulation import model_of, planner_of, publish, run
 
-pytestmark = pytest.mark.usefixtures("staged_again")
-
 
 @pytest.fixture
 def hasty(world: World, monkeypatch: pytest.MonkeyPatch) -> World:

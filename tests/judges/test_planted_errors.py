@@ -12,8 +12,6 @@ from tests.judges.simulated_tables import FinalModel
 from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SUM, World
 from tests.judges.simulation import model_of, planner_of, run
 
-pytestmark = pytest.mark.usefixtures("staged_again")
-
 # -- The simulation finds planted errors --
 
 

@@ -36,8 +36,6 @@ from tests.judges.simulated_world import BEGIN_MS, MINUTE_MS, SEND, SUM, Killed,
 from tests.judges.simulation import begin, model_of, planner_of, publish, run, stage_slice
 from tests.judges.tears import torn
 
-pytestmark = pytest.mark.usefixtures("staged_again")
-
 LIVE_SEEDS = 40
 # Each seed is a history of up to six runs by three to five actors, with the product's own lease.
 SEEDS = 400

@@ -17,7 +17,7 @@ from jobs.control.events_needed import EVENTS_NEEDED, first_needed_ms, needed_fr
 from jobs.control.folder import Control
 from jobs.control.lease import Lease
 from jobs.finality.account_inputs import accounted_to
-from jobs.finality.due import PlanInputs, Request, TopicEnds, needed_from_ms, survey
+from jobs.finality.due import PlanInputs, Request, needed_from_ms, survey
 from jobs.finality.planning import outdated
 from jobs.finality.tide_line import begin_and_tide_line
 from jobs.lake import event_hours
@@ -39,7 +39,7 @@ from jobs.pipelines.slices import CLOCK_SKEW_MS, Slice, slice_at, slices_between
 from jobs.pipelines.window import Window
 from jobs.refusal import Refusal
 from jobs.streaming import ingest
-from tests.finality.test_due import header
+from tests.finality.test_due import header, inputs_with
 from tests.query.test_query import EVENTS
 
 DAY_MS = 24 * HOUR_MS
@@ -236,16 +236,8 @@ def test_a_torn_word_keeps_everything_until_the_next_one(tmp_path: Path, content
     assert read_needed_from(tmp_path, "recompute_one") == NOON_MS
 
 
-def inputs(after_ms: int = NOON_MS, **changes: object) -> PlanInputs:
-    made = PlanInputs(
-        now_ms=after_ms,
-        first_ms=NOON_MS - 3 * DAY_MS,
-        topic=TopicEnds(topic_id="t1", earliest={0: 0}, ends={0: 10}),
-        landed={0: 10},
-        headers={},
-        entries={},
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
+def inputs(**changes: object) -> PlanInputs:
+    return inputs_with(**{"now_ms": NOON_MS, "first_ms": NOON_MS - 3 * DAY_MS, **changes})
 
 
 def finals(slices: Iterable[Slice]) -> dict[str, object]:

@@ -33,6 +33,7 @@ from jobs.pipelines.slices import Slice, slice_named
 from jobs.pipelines.window import Measure
 from jobs.query.lake import Lake
 from jobs.refusal import Refusal
+from tests.finality.test_due import header as header_of
 
 SUM = PIPELINES["rolling_sum"]
 FIRST, SECOND = (slice_named(SUM, name) for name in ("20261118T235900Z", "20261119T000000Z"))
@@ -59,21 +60,14 @@ def windows(slice_: Slice, version: int) -> pa.Table:
 
 
 def header(slice_: Slice, version: int) -> Header:
-    return Header(
-        slice=slice_.name,
-        slice_seconds=60,
+    return header_of(
+        slice_,
         version=version,
         as_of_ms=slice_.end_ms,
         run=f"run-{version}",
-        fingerprint=SUM.fingerprint,
-        topic_id="t1",
-        offsets={0: 10},
-        events_version=1,
         rows=version,
         events=version,
         checksum=checksum(SUM, windows(slice_, version)),
-        verdict="passed",
-        reason="closed",
     )
 
 

@@ -109,8 +109,8 @@ def relation(lake: Path) -> list[dict[str, object]]:
     return Lake(lake).query("SELECT * FROM rolling_sum ORDER BY ALL").to_pylist()
 
 
-def reopened(table: FinalTable, pipeline: Pipeline = SUM) -> FinalTable:
-    found = FinalTable.read(table.path.parent.parent, pipeline)
+def reopened(table: FinalTable) -> FinalTable:
+    found = FinalTable.read(table.path.parent.parent, SUM)
     assert found is not None
     return found
 

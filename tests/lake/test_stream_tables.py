@@ -139,10 +139,10 @@ def test_after_a_reset_the_new_checkpoint_s_note_counts(path: Path) -> None:
 OTHER = pa.schema([("amount", pa.decimal128(18, 6)), ("at", pa.timestamp("us", tz="UTC")), ("slice", pa.string())])
 
 
-def reset_note(epoch: int = 2) -> Note:
+def reset_note() -> Note:
     """Partition 0 was read to 30, and its next record is 50; the other partition goes on where it was."""
     ranges = Ranges(topic_id="t1", offsets={0: (30, 50), 11: (2, 2)})
-    return replace(note(0, epoch), batch=None, topics={"numbers": ranges})
+    return replace(note(0, 2), batch=None, topics={"numbers": ranges})
 
 
 @pytest.mark.parametrize("clear", [False, True])

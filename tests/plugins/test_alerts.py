@@ -7,23 +7,17 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from email import message_from_bytes
-from email.message import Message
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import pytest
-from aiosmtpd.controller import Controller
-from aiosmtpd.smtp import AuthResult, Envelope, LoginPassword, Session
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -36,6 +30,7 @@ from jobs.refusal import Refusal
 from jobs.settings import PROJECT
 from local.platform.ports import free_port
 from tests import processes
+from tests.plugins.alert_channels import PASSWORD, Hooks, Mailbox, mail_to, posts_to
 from tideline_airflow.notifiers import delivery
 from tideline_airflow.notifiers.delivery import deliver
 from tideline_airflow.notifiers.incident import Event, IncidentNotifier, _sentence
@@ -49,87 +44,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:Deprecati
 KEY = blocked_key("rolling_sum", "20260101T000000Z")
 TEXT = "rolling_sum, slice 20260101T000000Z: total is never null: 3 of 100 <values> are null"
 LINK = "http://127.0.0.1:8080/quality/run?a=1&b=2"
-PASSWORD = "never-in-a-log"
 MAIL, HOOK = "AIRFLOW_CONN_TIDELINE_SMTP", "AIRFLOW_CONN_TIDELINE_APPRISE"
 Run = Callable[..., str]
-
-
-class Mailbox:
-    """A mail server that takes every message of a client with the right password."""
-
-    def __init__(self, port: int = 0) -> None:
-        self.messages: list[Message] = []
-        self.recipients: list[list[str]] = []
-        self.server = Controller(
-            self,
-            hostname="127.0.0.1",
-            port=port or free_port(),
-            authenticator=self.authenticate,
-            auth_require_tls=False,
-        )
-
-    def authenticate(self, server: Any, session: Any, envelope: Any, mechanism: str, data: Any) -> AuthResult:
-        return AuthResult(success=isinstance(data, LoginPassword) and data.password == PASSWORD.encode(), handled=False)
-
-    async def handle_DATA(self, server: Any, session: Session, envelope: Envelope) -> str:
-        self.messages.append(message_from_bytes(envelope.content or b""))
-        self.recipients.append(envelope.rcpt_tos)
-        return "250 OK"
-
-    @property
-    def port(self) -> int:
-        return int(self.server.port)
-
-    @property
-    def subjects(self) -> list[str]:
-        return [str(message["Subject"]) for message in self.messages]
-
-    def body(self, number: int) -> str:
-        (part,) = self.messages[number].get_payload()
-        return part.get_payload(decode=True).decode().replace("\r\n", "\n")
-
-    def __enter__(self) -> "Mailbox":
-        self.server.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.server.stop()
-
-
-class Hooks:
-    """A web server that takes the messages of Apprise to `json://`, or answers with an error."""
-
-    def __init__(self, port: int = 0) -> None:
-        self.said: list[dict[str, Any]] = []
-        self.status = 200
-        hooks = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                hooks.said.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(hooks.status)
-                self.end_headers()
-
-            def log_message(self, *words: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-
-    @property
-    def port(self) -> int:
-        return int(self.server.server_address[1])
-
-    @property
-    def titles(self) -> list[str]:
-        return [said["title"] for said in self.said]
-
-    def __enter__(self) -> "Hooks":
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
 
 
 @pytest.fixture
@@ -153,20 +69,6 @@ def nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def incidents(tmp_path: Path) -> Incidents:
     return Incidents.of(tmp_path)
-
-
-def mail_to(port: int, password: str = PASSWORD, **extra: Any) -> str:
-    sender = {"from_email": "tideline@example.org", "to": "night@example.org, day@example.org"}
-    plain = {"disable_tls": True, "disable_ssl": True}
-    login = {"login": "tideline", "password": password}
-    return json.dumps(
-        {"conn_type": "smtp", "host": "127.0.0.1", "port": port, **login, "extra": {**sender, **plain, **extra}}
-    )
-
-
-def posts_to(*ports: int) -> str:
-    config = [{"path": f"json://user:{PASSWORD}@127.0.0.1:{port}", "tag": "alerts"} for port in ports]
-    return json.dumps({"conn_type": "apprise", "extra": {"config": config}})
 
 
 @pytest.fixture

@@ -1,36 +1,28 @@
 """The pages of a stream, requested over HTTP. Airflow decides whether a user may see them: in these tests it agrees."""
 
-import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi.params import Depends
 
-from jobs.control.epochs import STALE_SECONDS, Beat, Owner, Phase, QueryProgress, Receipt, Stop
+from jobs.control.epochs import STALE_SECONDS, Beat, Owner, Phase, QueryProgress, Stop
 from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
 from jobs.pipelines import STREAMS
 from jobs.pipelines.layout import dag_id_of
+from tests.control.made import JOB, elsewhere, ended, run_elsewhere
+from tests.plugins.console_pages import agree, ask
 from tideline_airflow.console import streams
 from tideline_airflow.console.app import app
 
-JOB = "rolling_sum"
 PAGE = f"/streams/{dag_id_of(JOB)}"
 EVIL = "<script>alert('x')</script> & \"more\""
-ELSEWHERE = Owner(host="another-host", pid=1, started_seconds=0.0)
 Get = Callable[[str], httpx.Response]
-
-
-@pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
-    return tmp_path / "lake"
 
 
 @pytest.fixture
@@ -48,44 +40,12 @@ def control(lake: Path) -> Control:
 
 
 @pytest.fixture
-def agreed() -> Iterator[None]:
-    """Each page asks Airflow first, some of them more than once."""
-    for route in streams.router.routes:
-        agree(route.dependencies)
-    yield
-    app.dependency_overrides.clear()
-
-
-def agree(asked: Sequence[Depends]) -> None:
-    """Answer these questions of access with yes, without asking Airflow."""
-    assert asked
-    for question in asked:
-        assert question.dependency
-        app.dependency_overrides[question.dependency] = lambda: None
-
-
-def ask(path: str) -> httpx.Response:
-    async def answer() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://airflow") as client:
-            return await client.get(path)
-
-    return asyncio.run(answer())
-
-
-@pytest.fixture
 def get(lake: Path, agreed: None) -> Get:
     return ask
 
 
-def run(control: Control, **known: Any) -> int:
-    """A driver on another machine that wrote a heartbeat a moment ago."""
-    epoch = control.reserve(ELSEWHERE)
-    control.beat(epoch, Beat(**{"time": time.time(), "owner": ELSEWHERE, "phase": Phase.RUNNING, **known}))
-    return epoch
-
-
 def end(control: Control, epoch: int, cause: str = "stopped", *, clean: bool = True) -> None:
-    control.end(epoch, Receipt(time=time.time(), clean=clean, cause=cause))
+    control.end(epoch, ended(cause, clean=clean))
 
 
 def rows(page: str, number: int) -> list[list[str]]:
@@ -101,7 +61,7 @@ def rows(page: str, number: int) -> list[list[str]]:
 def test_without_a_login_nothing_is_shown(page: str, control: Control, logs: Path) -> None:
     log = logs / "driver.log"
     log.write_text("secret")
-    run(control, log=str(log), ui="http://secret:4040")
+    run_elsewhere(control, log=str(log), ui="http://secret:4040")
     answer = ask(PAGE + page)
     assert answer.status_code == 401
     assert "secret" not in answer.text + str(answer.headers)
@@ -110,7 +70,7 @@ def test_without_a_login_nothing_is_shown(page: str, control: Control, logs: Pat
 def test_who_may_see_the_dag_may_not_yet_see_logs(control: Control, logs: Path) -> None:
     try:
         agree(streams.router.dependencies)
-        run(control)
+        run_elsewhere(control)
         assert [ask(PAGE + page).status_code for page in ("", "/log")] == [200, 401]
     finally:
         app.dependency_overrides.clear()
@@ -138,12 +98,12 @@ def test_each_stream_has_a_page_also_one_that_was_never_started(job: str, get: G
 
 
 def test_the_page_shows_state_progress_and_epochs_newest_first(get: Get, control: Control) -> None:
-    end(control, run(control), "no memory", clean=False)
-    end(control, run(control), "stopped by an operator")
+    end(control, run_elsewhere(control), "no memory", clean=False)
+    end(control, run_elsewhere(control), "stopped by an operator")
     stepped = QueryProgress(
         topic="numbers", stepped=86400.0, batch=1234567, rows=8, rows_per_second=16.5, lag=0, watermark="2026-01-01"
     )
-    run(control, queries=(stepped, QueryProgress(topic="lines", stepped=0.0)), stall_seconds=time.time())
+    run_elsewhere(control, queries=(stepped, QueryProgress(topic="lines", stepped=0.0)), stall_seconds=time.time())
     control.ask_to_stop(3, Stop(time=time.time(), by="somebody"))
     page = get(PAGE).text
     assert '<span class="state stopping">stopping</span>' in page
@@ -161,7 +121,7 @@ def test_the_page_shows_state_progress_and_epochs_newest_first(get: Get, control
 
 
 def test_of_one_that_died_without_a_word_the_page_says_so(get: Get, control: Control) -> None:
-    run(control)
+    run_elsewhere(control)
     gone = replace(Owner.this_process(), pid=2**22 + 1)
     control.beat(1, Beat(time=time.time(), owner=gone, phase=Phase.RUNNING))
     ((number, _, ended, how, why),) = rows(get(PAGE).text, 1)
@@ -172,22 +132,22 @@ def test_of_one_that_died_without_a_word_the_page_says_so(get: Get, control: Con
 def test_failures_in_a_row_are_counted(get: Get, control: Control) -> None:
     assert "Failures in a row" not in get(PAGE).text
     for _ in range(2):
-        end(control, run(control), "no memory", clean=False)
+        end(control, run_elsewhere(control), "no memory", clean=False)
     assert "Failures in a row: 2." in get(PAGE).text
 
 
 def test_its_links_lead_to_its_other_pages(get: Get, control: Control, logs: Path) -> None:
     log = logs / "driver.log"
     log.write_text("hello")
-    run(control, log=str(log), ui="http://driver:4040/")
+    run_elsewhere(control, log=str(log), ui="http://driver:4040/")
     here = httpx.URL("http://airflow" + PAGE)
     links = [here.join(link).path for link in re.findall(r'<a href="(.*?)"', get(PAGE).text)]
     assert [get(link).status_code for link in links] == [200, 307]
 
 
 def test_what_others_wrote_is_text_and_never_markup(get: Get, control: Control, lake: Path) -> None:
-    end(control, run(control), f"failed: {EVIL}", clean=False)
-    run(control, queries=(QueryProgress(topic=EVIL, stepped=0.0, watermark=EVIL),))
+    end(control, run_elsewhere(control), f"failed: {EVIL}", clean=False)
+    run_elsewhere(control, queries=(QueryProgress(topic=EVIL, stepped=0.0, watermark=EVIL),))
     control.ask_to_stop(2, Stop(time=time.time(), by=EVIL))
     Incidents.of(lake).open(f"stream.{JOB}.stalled", EVIL)
     page = get(PAGE).text
@@ -197,7 +157,7 @@ def test_what_others_wrote_is_text_and_never_markup(get: Get, control: Control, 
 
 
 def test_only_its_own_open_incidents_are_shown(get: Get, control: Control, lake: Path) -> None:
-    run(control)
+    run_elsewhere(control)
     incidents = Incidents.of(lake)
     incidents.open(f"stream.{JOB}.crash-loop", "its own, over")
     incidents.close(f"stream.{JOB}.crash-loop", "its own, closed")
@@ -213,8 +173,8 @@ def test_the_log_of_the_newest_driver_is_text(get: Get, control: Control, logs: 
     old, log = (logs / name for name in ("1.log", "2.log"))
     old.write_text("old")
     log.write_bytes(f"grüße {EVIL}\n".encode() + b"\xff")
-    end(control, run(control, log=str(old)))
-    run(control, log=str(log))
+    end(control, run_elsewhere(control, log=str(old)))
+    run_elsewhere(control, log=str(log))
     answer = get(f"{PAGE}/log")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/plain; charset=utf-8")
     assert answer.text == f"grüße {EVIL}\n\ufffd"
@@ -228,7 +188,7 @@ def test_of_a_long_log_its_end_is_shown(
     monkeypatch.setattr(streams, "_TAIL_BYTES", 10)
     log = logs / "driver.log"
     log.write_text("long ago\n" * 100 + "the end\n")
-    run(control, log=str(log))
+    run_elsewhere(control, log=str(log))
     assert get(f"{PAGE}/log").text == "o\nthe end\n"
 
 
@@ -259,7 +219,7 @@ def test_a_log_that_is_not_in_the_folder_of_its_stream_is_not_shown(
     way: Callable[[Path, Path], str], get: Get, control: Control, logs: Path, outside: Path
 ) -> None:
     (logs / "link.log").symlink_to(outside)
-    run(control, log=way(logs, outside))
+    run_elsewhere(control, log=way(logs, outside))
     answer = get(f"{PAGE}/log")
     assert answer.status_code == 404
     assert "it lies on the machine where the task ran" in answer.json()["detail"]
@@ -272,7 +232,7 @@ def test_without_a_driver_or_its_log_there_is_none_to_show(get: Get, control: Co
     control.reserve(Owner.this_process(), launched=True)
     assert (get(f"{PAGE}/log").status_code, get(f"{PAGE}/log").json()) == (404, told)
     end(control, 1, clean=False)
-    run(control)
+    run_elsewhere(control)
     assert (get(f"{PAGE}/log").status_code, get(f"{PAGE}/log").json()) == (404, told)
 
 
@@ -280,7 +240,7 @@ def test_without_a_driver_or_its_log_there_is_none_to_show(get: Get, control: Co
 
 
 def test_the_way_to_the_spark_ui_leads_there_while_the_driver_lives(get: Get, control: Control) -> None:
-    epoch = run(control, ui="http://driver:4040/")
+    epoch = run_elsewhere(control, ui="http://driver:4040/")
     answer = get(f"{PAGE}/spark")
     assert (answer.status_code, answer.headers["location"]) == (307, "http://driver:4040/")
     end(control, epoch)
@@ -295,5 +255,5 @@ def test_without_a_driver_or_its_address_there_is_no_spark_ui(
 ) -> None:
     assert get(f"{PAGE}/spark").status_code == 404
     control.documents.replace("lease-0000000001", {"owner": None, "time": 0.0})
-    control.beat(1, Beat(**{"time": time.time(), "owner": ELSEWHERE, "phase": Phase.RUNNING, **known}))
+    control.beat(1, Beat(**{"time": time.time(), "owner": elsewhere(), "phase": Phase.RUNNING, **known}))
     assert get(f"{PAGE}/spark").status_code == 404

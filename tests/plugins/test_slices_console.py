@@ -1,12 +1,9 @@
 """The pages about slices and audits, requested over HTTP. Airflow decides whether a user may see them."""
 
-import asyncio
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
 import pytest
 
 from jobs.finality.auditing import audit_page
@@ -20,8 +17,7 @@ from jobs.pipelines.slices import slice_at
 from jobs.times import iso
 from tests.finality.test_due import header
 from tests.lake.test_events_kept import NOON_MS, Events
-from tideline_airflow.console import slices
-from tideline_airflow.console.app import app
+from tests.plugins.console_pages import ask
 
 SUM = PIPELINES["rolling_sum"]
 PAGE = f"/slices/{SUM.recompute_job}"
@@ -30,31 +26,6 @@ RUN = "scheduled__2026-01-31T12:03:00+00:00__x"
 EVIL = "<script>alert('x')</script>"
 # Of events that arrived at noon, those before this time are removed.
 BEGIN_MS = NOON_MS - 2 * DAY_MS
-
-
-@pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAKE_ROOT", str(tmp_path / "lake"))
-    return tmp_path / "lake"
-
-
-@pytest.fixture
-def agreed() -> Iterator[None]:
-    """Airflow lets this user see it."""
-    for route in slices.router.routes:
-        assert route.dependencies
-        for question in route.dependencies:
-            app.dependency_overrides[question.dependency] = lambda: None
-    yield
-    app.dependency_overrides.clear()
-
-
-def ask(path: str) -> httpx.Response:
-    async def answer() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://airflow") as client:
-            return await client.get(path)
-
-    return asyncio.run(answer())
 
 
 def told(lake: Path, **states: str) -> None:

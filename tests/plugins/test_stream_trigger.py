@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,6 @@ from jobs.control.epochs import (
     Owner,
     Phase,
     QueryProgress,
-    Receipt,
     Stop,
     Wait,
 )
@@ -36,13 +35,12 @@ from jobs.control.lease import Lease
 from jobs.control.room import Room
 from jobs.pipelines.layout import INCIDENTS, control_of
 from jobs.storage.documents import Documents
+from tests.control.made import JOB, elsewhere, ended, write_beat, write_lease
 from tests.processes import wait_until
 from tideline_airflow.triggers import streaming as module
 from tideline_airflow.triggers.streaming import StreamTrigger, progress_of, stall_of
 
-JOB = "rolling_sum"
 DEADLINE_SECONDS = 20.0
-ELSEWHERE = Owner(host="another-host", pid=1, started_seconds=0.0)
 Act = Callable[[], object]
 
 
@@ -93,17 +91,9 @@ def step(age: float = 0.0, batch: int = 7) -> QueryProgress:
     return QueryProgress(topic="numbers", stepped=time.time() - age, batch=batch)
 
 
-def ended(cause: str = "stopped", *, clean: bool = True) -> Receipt:
-    return Receipt(time=time.time(), clean=clean, cause=cause)
-
-
-def write_lease(control: Control, epoch: int, *, age: float = 0.0) -> None:
-    control.documents.replace(f"lease-{epoch:010d}", {"owner": asdict(ELSEWHERE), "time": time.time() - age})
-
-
-def write_beat(control: Control, epoch: int = 1, *, age: float = 0.0, **known: Any) -> None:
-    known = {"phase": Phase.RUNNING, "queries": (step(),), **known}
-    control.beat(epoch, Beat(time=time.time() - age, owner=ELSEWHERE, **known))
+def heartbeat(control: Control, **known: Any) -> None:
+    """Write a heartbeat of epoch 1, whose query has just made a step."""
+    write_beat(control, 1, **{"queries": (step(),), **known})
 
 
 def fired(watched: Watched, *acts: Act) -> dict[str, Any]:
@@ -156,21 +146,21 @@ def test_it_fires_when_the_epoch_has_its_receipt_and_not_before(clean: bool, lea
 
 def test_it_fires_when_the_heartbeat_is_stale(control: Control, tmp_path: Path) -> None:
     write_lease(control, 1, age=1000)
-    write_beat(control)
-    fired(trigger(tmp_path), lambda: write_beat(control, age=STALE_SECONDS + 1))
+    heartbeat(control)
+    fired(trigger(tmp_path), lambda: heartbeat(control, age=STALE_SECONDS + 1))
     assert control.epoch(1).receipt is None  # The task writes the receipt.
 
 
 def test_it_fires_when_the_process_is_gone_though_its_beat_is_fresh(control: Control, tmp_path: Path) -> None:
     write_lease(control, 1)
-    write_beat(control)
+    heartbeat(control)
     gone = replace(Owner.this_process(), started_seconds=-1000.0)
     fired(trigger(tmp_path), lambda: control.beat(1, Beat(time=time.time(), owner=gone, phase=Phase.RUNNING)))
 
 
 def test_it_fires_when_the_epoch_was_overtaken_though_its_beat_is_fresh(control: Control, tmp_path: Path) -> None:
     write_lease(control, 1)
-    write_beat(control)
+    heartbeat(control)
     assert fired(trigger(tmp_path), lambda: write_lease(control, 2)) == {"job": JOB, "epoch": 1}
     assert control.health(control.epoch(1)).alive
 
@@ -183,8 +173,8 @@ def test_it_fires_when_all_that_was_said_of_the_epoch_was_pruned(control: Contro
 @pytest.mark.parametrize("phase", list(Phase))
 def test_it_does_not_fire_while_the_driver_lives(phase: Phase, control: Control, tmp_path: Path) -> None:
     write_lease(control, 1)
-    write_beat(control, phase=phase)
-    fired(trigger(tmp_path), lambda: write_beat(control, phase=phase), lambda: control.end(1, ended()))
+    heartbeat(control, phase=phase)
+    fired(trigger(tmp_path), lambda: heartbeat(control, phase=phase), lambda: control.end(1, ended()))
 
 
 def test_it_does_not_fire_while_the_driver_stops(lease: Lease, control: Control, tmp_path: Path) -> None:
@@ -202,7 +192,7 @@ def test_it_waits_for_a_launched_driver_to_speak(control: Control, tmp_path: Pat
 
 def fail(control: Control) -> float:
     """Make an epoch fail now; the time when the next may begin."""
-    number = control.reserve(ELSEWHERE)
+    number = control.reserve(elsewhere())
     control.end(number, ended("no memory", clean=False))
     waiting = control.next_step()
     assert isinstance(waiting, Wait)
@@ -262,7 +252,7 @@ def test_nothing_is_started_on_a_full_disk(control: Control, tmp_path: Path) -> 
 
 def test_a_full_disk_is_told_by_who_follows_a_stream_and_so_is_its_end(control: Control, tmp_path: Path) -> None:
     write_lease(control, 1)
-    write_beat(control)
+    heartbeat(control)
     watched = trigger(tmp_path)
     watched._room = room = Room(tmp_path, MORE_THAN_ANY_DISK)
 
@@ -274,7 +264,7 @@ def test_a_full_disk_is_told_by_who_follows_a_stream_and_so_is_its_end(control: 
         assert open_incidents(tmp_path) == {}
         control.end(1, ended())
 
-    fired(watched, has_room, lambda: write_beat(control), stops)
+    fired(watched, has_room, lambda: heartbeat(control), stops)
 
 
 # -- Its task is ended or cleared --
@@ -319,13 +309,13 @@ def test_a_stalled_stream_is_one_incident_and_left_alone_until_it_makes_a_step(
 ) -> None:
     said = Documents.at(tmp_path / INCIDENTS)
     write_lease(control, 1)
-    write_beat(control, stall_seconds=5.0, queries=(step(age=60),))
+    heartbeat(control, stall_seconds=5.0, queries=(step(age=60),))
     found: dict[str, str] = {}
 
     def goes_on() -> None:
         found.update(open_incidents(tmp_path))
         assert said.names() == [f"{stalled_key(JOB)}-000001"]
-        write_beat(control, stall_seconds=5.0, queries=(step(batch=8),))
+        heartbeat(control, stall_seconds=5.0, queries=(step(batch=8),))
 
     def stops() -> None:
         assert open_incidents(tmp_path) == {}
@@ -340,7 +330,7 @@ def test_a_stalled_stream_is_one_incident_and_left_alone_until_it_makes_a_step(
 
 def test_two_that_follow_one_after_the_other_open_one_incident(control: Control, tmp_path: Path) -> None:
     write_lease(control, 1)
-    write_beat(control, stall_seconds=5.0, queries=(step(age=60),))
+    heartbeat(control, stall_seconds=5.0, queries=(step(age=60),))
     fired(trigger(tmp_path), lambda: None, lambda: write_lease(control, 2))
     control.documents.delete("lease-0000000002")
     fired(trigger(tmp_path), lambda: None, lambda: control.end(1, ended()))
@@ -350,7 +340,7 @@ def test_two_that_follow_one_after_the_other_open_one_incident(control: Control,
 @pytest.mark.parametrize("phase", [Phase.LAUNCHED, Phase.STARTING, Phase.STOPPING])
 def test_one_that_starts_or_stops_is_not_stalled(phase: Phase, control: Control, tmp_path: Path) -> None:
     write_lease(control, 1)
-    write_beat(control, phase=phase, stall_seconds=5.0, queries=(step(age=60),))
+    heartbeat(control, phase=phase, stall_seconds=5.0, queries=(step(age=60),))
     fired(trigger(tmp_path), lambda: control.end(1, ended()))
     assert Incidents.of(tmp_path).all() == []
 
@@ -362,7 +352,7 @@ def test_a_crash_loop_is_over_when_a_driver_has_lived_long_enough(
     Incidents.of(tmp_path).open(crash_loop_key(JOB), "it failed five times")
     Incidents.of(tmp_path).open(crash_loop_key("ingest"), "another one")
     write_lease(control, 1, age=WELL_SECONDS - 60)
-    write_beat(control)
+    heartbeat(control)
 
     def grows_old() -> None:
         assert set(open_incidents(tmp_path)) == {crash_loop_key(JOB), crash_loop_key("ingest")}
@@ -380,7 +370,7 @@ def test_a_crash_loop_is_over_when_a_driver_has_lived_long_enough(
 def test_one_that_lives_long_but_is_stalled_is_not_well(control: Control, tmp_path: Path) -> None:
     Incidents.of(tmp_path).open(crash_loop_key(JOB), "it failed five times")
     write_lease(control, 1, age=WELL_SECONDS + 1)
-    write_beat(control, stall_seconds=5.0, queries=(step(age=60),))
+    heartbeat(control, stall_seconds=5.0, queries=(step(age=60),))
     fired(trigger(tmp_path), lambda: control.end(1, ended()))
     assert set(open_incidents(tmp_path)) == {crash_loop_key(JOB), stalled_key(JOB)}
 
@@ -430,7 +420,7 @@ def test_a_control_folder_that_cannot_be_read_is_a_warning_and_not_its_end(
     damage: Callable[[Path], Act], control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_lease(control, 1)
-    write_beat(control)
+    heartbeat(control)
     mends: list[Act] = []
     fired(
         trigger(tmp_path),
@@ -448,12 +438,12 @@ def test_it_tells_each_change_of_state_once(
     control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_lease(control, 1)
-    write_beat(control, phase=Phase.STARTING, queries=())
+    heartbeat(control, phase=Phase.STARTING, queries=())
     query = replace(step(), rows=1200, batch_seconds=0.25, lag=5)
     fired(
         trigger(tmp_path),
-        lambda: write_beat(control, queries=(query,)),
-        lambda: write_beat(control, queries=(replace(query, batch=8),)),
+        lambda: heartbeat(control, queries=(query,)),
+        lambda: heartbeat(control, queries=(replace(query, batch=8),)),
         lambda: control.end(1, ended()),
     )
     told = [line for line in capsys.readouterr().out.splitlines() if " epoch 1 is " in line]
@@ -481,7 +471,7 @@ def test_a_stream_that_runs_for_a_day_writes_a_line_an_hour(
 
 def test_progress_is_told_of_queries_that_have_made_a_batch() -> None:
     queries = (step(batch=0), QueryProgress(topic="lines", stepped=0.0), replace(step(batch=4), topic="clicks", lag=0))
-    beat = Beat(time=0.0, owner=ELSEWHERE, phase=Phase.RUNNING, queries=queries)
+    beat = Beat(time=0.0, owner=elsewhere(), phase=Phase.RUNNING, queries=queries)
     assert progress_of(Epoch(number=1, taken=0.0, beat=beat)) == (
         " (numbers batch 0, 0 rows in 0.0 s, lag unknown; clicks batch 4, 0 rows in 0.0 s, lag 0)"
     )
@@ -490,7 +480,7 @@ def test_progress_is_told_of_queries_that_have_made_a_batch() -> None:
 
 def test_a_stall_names_what_is_stuck_since_when_and_what_to_do() -> None:
     queries = (replace(step(), stepped=86400.0), replace(step(), topic="lines"))
-    beat = Beat(time=time.time(), owner=ELSEWHERE, phase=Phase.RUNNING, queries=queries, log="/logs/driver.log")
+    beat = Beat(time=time.time(), owner=elsewhere(), phase=Phase.RUNNING, queries=queries, log="/logs/driver.log")
     told = stall_of(JOB, Epoch(number=1, taken=0.0, beat=beat))
     assert told.startswith(
         f"stream {JOB} runs but makes no step: numbers since 1970-01-02 00:00:00 UTC, after batch 7. Its driver is "

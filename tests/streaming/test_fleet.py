@@ -23,7 +23,6 @@ from jobs.control import lease as lease_module
 from jobs.control.epochs import (
     STALE_SECONDS,
     STOP_SECONDS,
-    Beat,
     Health,
     Launch,
     Owner,
@@ -40,6 +39,7 @@ from jobs.pipelines import STREAMS
 from jobs.refusal import Refusal
 from jobs.streaming import fleet as module
 from jobs.streaming.fleet import DRAIN_SECONDS, Fleet, StreamState, as_rows, known_jobs, table
+from tests.control.made import run_elsewhere
 from tests.processes import wait_until
 
 JOB, OTHER = "rolling_sum", "ingest"
@@ -131,14 +131,6 @@ def held(lake: Path, job: str = JOB, *, clean: bool = True, cause: str = "stoppe
         yield control
     finally:
         lease.release(Receipt(time=time.time(), clean=clean, cause=cause))
-
-
-def elsewhere(control: Control, **beat: Any) -> int:
-    """Add a driver on another machine that beat a moment ago; it sees no requests."""
-    owner = Owner(host="another-host", pid=1, started_seconds=0.0)
-    epoch = control.reserve(owner)
-    control.beat(epoch, Beat(**{"time": time.time(), "owner": owner, "phase": Phase.RUNNING, **beat}))
-    return epoch
 
 
 def fail(lake: Path, job: str = JOB, cause: str = "no memory") -> Control:
@@ -429,7 +421,7 @@ def test_patience_runs_out_with_one_that_neither_ends_nor_dies(
     monkeypatch.setattr(module, "_MARGIN_SECONDS", 0.1)
     monkeypatch.setattr(epochs, "STOP_SECONDS", 0.2)
     control = Control.of(tmp_path, JOB)
-    elsewhere(control, log="/logs/driver.log")
+    run_elsewhere(control, log="/logs/driver.log")
     began = time.monotonic()
     with pytest.raises(Refusal, match=rf"{JOB}: epoch 1 did not end within \d s: see its log /logs/driver.log"):
         fleet.stop([JOB], by="an operator", drain=drain, seconds=0.2)

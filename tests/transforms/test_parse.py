@@ -3,34 +3,23 @@
 import json
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from jobs.pipelines import SOURCES
 from jobs.transforms.parse import accepted, parse
 from tests import dirty
 from tests.judges import oracle
 from tests.judges.oracle import Record
+from tests.transforms.kafka_frame import frame
 
 pytestmark = pytest.mark.spark
 
 NOW = int(time.time() * 1000)
-SCHEMA = (
-    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key:string,value:binary>>"
-)
-
-
-def frame(spark: SparkSession, records: list[Record]) -> DataFrame:
-    rows = [
-        ("t", r.partition, n, datetime.fromtimestamp(r.arrival_ms / 1000, UTC), r.key, r.value, list(r.headers) or None)
-        for n, r in enumerate(records)
-    ]
-    return spark.createDataFrame(rows, SCHEMA)
 
 
 def parsed(spark: SparkSession, source: str, *values: bytes | None, key: bytes | None = b"k") -> list[dict]:

@@ -3,7 +3,7 @@
 import json
 import tempfile
 import time
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,11 @@ from jobs.streaming.live import events_that_count
 from jobs.transforms.aggregate import aggregate
 from tests.judges import oracle
 from tests.judges.oracle import Record
+from tests.transforms.kafka_frame import SCHEMA, frame
 
 pytestmark = pytest.mark.spark
 
 NOW = int(time.time() * 1000)
-SCHEMA = (
-    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key:string,value:binary>>"
-)
 # Within the watermark's delay, so a stream counts the same events as the oracle.
 _ages = st.integers(0, 4000)
 _values = st.decimals(-(10**6), 10**6, places=3).map(float)
@@ -52,11 +49,7 @@ CASES = {"rolling_sum": _numbers, "rolling_sum_sliding": _numbers, "word_count":
 def newest_rows(spark: SparkSession, pipeline: str, batches: list[list[Record]], folder: Path) -> dict[Any, Any]:
     """Run the live job's plan over one file per micro-batch, and keep the last row of each window."""
     for number, records in enumerate(batches):
-        rows = [
-            ("t", 0, n, datetime.fromtimestamp(r.arrival_ms / 1000, UTC), r.key, r.value, list(r.headers) or None)
-            for n, r in enumerate(records)
-        ]
-        spark.createDataFrame(rows, SCHEMA).coalesce(1).write.parquet(str(folder / "in" / str(number)))
+        frame(spark, records).coalesce(1).write.parquet(str(folder / "in" / str(number)))
     definition = PIPELINES[pipeline]
     stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder / "in" / "*"))
     found: dict[Any, Any] = {}
@@ -97,8 +90,7 @@ def test_newest_rows_equal_the_oracle(spark: SparkSession, pipeline: str) -> Non
 
 @pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=lambda pipeline: pipeline.name)
 def test_the_live_table_has_the_columns_of_the_windows(spark: SparkSession, pipeline: Pipeline) -> None:
-    records = spark.createDataFrame([], SCHEMA)
-    windows = arrow_schema(aggregate(events_that_count(records, pipeline), pipeline))
+    windows = arrow_schema(aggregate(events_that_count(frame(spark, []), pipeline), pipeline))
     table = live_schema(pipeline)
     assert [(field.name, field.type) for field in windows] == [(field.name, field.type) for field in table][
         : len(windows)

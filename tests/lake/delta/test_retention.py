@@ -28,11 +28,6 @@ HOURS = 3600.0
 SUM = PIPELINES["rolling_sum"]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "live" / "rolling_sum"
-
-
 def kept_for(path: Path, interval: str) -> TableWriter:
     """A table that keeps removed files, and its log, for so long."""
     kept = {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}

@@ -9,7 +9,8 @@ from jobs.refusal import Refusal
 from local.jars import fetch as jars
 
 
-def _jar(folder: Path, name: str, content: bytes = b"bytes") -> jars.Jar:
+def _jar(folder: Path, name: str) -> jars.Jar:
+    content = b"bytes"
     jar = jars.Jar(
         set="spark", group="org.example", artifact=name, version="1.0", sha256=hashlib.sha256(content).hexdigest()
     )

@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -11,6 +10,7 @@ import pytest
 
 from jobs.refusal import Refusal
 from local.platform.process import MARKER, Service, kill, marked, session_of
+from tests.processes import wait_until
 
 _SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
 _STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + _SLEEPER
@@ -32,13 +32,6 @@ def _started(home: Path, code: str = _SLEEPER) -> Service:
     service.start()
     service.wait_ready(lambda: "ready" in service.log.read_text(), 20)
     return service
-
-
-def _wait_for(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
 
 
 def test_an_equal_service_finds_the_process_again(home):
@@ -64,9 +57,9 @@ def test_stop_kills_what_does_not_listen(home):
 
 def test_children_of_a_dead_leader_are_found_and_ended(home):
     service = _started(home, _PARENT)
-    _wait_for(lambda: len(marked(home)) == 2)
+    wait_until(lambda: len(marked(home)) == 2, "a child", 10)
     os.kill(service.process().pid, signal.SIGKILL)
-    _wait_for(lambda: service.process() is None)
+    wait_until(lambda: service.process() is None, "the death of its parent", 10)
     assert len(marked(home)) == 1
     service.kill()
     assert marked(home) == []
@@ -74,9 +67,9 @@ def test_children_of_a_dead_leader_are_found_and_ended(home):
 
 def test_start_ends_what_a_crash_left(home):
     service = _started(home, _PARENT)
-    _wait_for(lambda: len(marked(home)) == 2)
+    wait_until(lambda: len(marked(home)) == 2, "a child", 10)
     os.kill(service.process().pid, signal.SIGKILL)
-    _wait_for(lambda: service.process() is None)
+    wait_until(lambda: service.process() is None, "the death of its parent", 10)
     _started(home)
     assert [process.pid for process in marked(home)] == [service.process().pid]
 
@@ -120,7 +113,7 @@ def test_the_mark_is_handed_on_to_what_detaches(home):
     detach = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {_SLEEPER!r}], start_new_session=True)"
     service = _service(home, detach)
     service.start()
-    _wait_for(lambda: "ready" in service.log.read_text())
+    wait_until(lambda: "ready" in service.log.read_text(), "a process that detaches", 10)
     (detached,) = (process for process in marked(home) if process.pid != service.session())
     assert session_of(detached) == detached.pid
     assert detached.environ()[MARKER] == str(home)
