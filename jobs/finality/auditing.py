@@ -1,6 +1,5 @@
 """The audit judges a run's staged rows by the pipeline's checks. A slice that fails is blocked, with an incident."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
@@ -44,9 +43,12 @@ def staged_rows(lake: PipelineLake, run: str) -> int:
 
 
 def examine(
-    lake: PipelineLake, run: str, *, spark: "SparkSession | None" = None, link: str | None = None
+    lake: PipelineLake, run: str, *, now_ms: int, spark: "SparkSession | None" = None, link: str | None = None
 ) -> dict[str, Verdict]:
-    """Judge the staged slices of a run. Verdicts go to its folder, bad ones also to the ledger and the incidents."""
+    """Judge the staged slices of a run. Verdicts go to its folder, bad ones also to the ledger and the incidents.
+
+    ``now_ms``: by the broker's clock. It is the time of the lines in the ledger.
+    """
     pipeline, folder = lake.pipeline, RunFolder.of(lake, run)
     whole, staged, failed = folder.plan(), folder.staged(), folder.failed()
     if staged is None:
@@ -56,7 +58,6 @@ def examine(
     plan = whole.only(staged)
     docs = audit_page(lake, run)
     page_name = str(docs).removeprefix(f"{lake.root}/")
-    now_ms = round(time.time() * 1000)
     planning.write_states(lake, (plan.line(w, State.AUDITING, at_ms=now_ms, docs=page_name) for w in plan.work))
     files = folder.files_by_slice()
     rows = {name: _dataset(pipeline, files(name)) for name in plan.names}
@@ -69,7 +70,7 @@ def examine(
     }
     verdicts |= {name: _not_computed(why) for name, why in failed.items()}
     folder.decide(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
-    _block(lake, whole.only(verdicts), verdicts, page_name, link)
+    _block(lake, whole.only(verdicts), verdicts, page_name, link, now_ms)
     may_fail_at(FailPoint.AUDITED, 0)
     return verdicts
 
@@ -195,12 +196,14 @@ def _usual_rows(final: FinalTable) -> float | None:
     return median(newest[:_HISTORY]) if newest else None
 
 
-def _block(lake: PipelineLake, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None) -> None:
+def _block(
+    lake: PipelineLake, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None, now_ms: int
+) -> None:
     """Block the slices that failed, and open an incident for each. ``plan`` holds only slices with a verdict."""
     bad = [work for work in plan.work if not verdicts[work.slice].passed]
     if not bad:
         return
-    reasons, now_ms = {work.slice: verdicts[work.slice].sentence for work in bad}, round(time.time() * 1000)
+    reasons = {work.slice: verdicts[work.slice].sentence for work in bad}
     blocked_lines = (plan.line(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad)
     planning.write_states(lake, blocked_lines)
     incidents, name = lake.incidents(), lake.pipeline.name
