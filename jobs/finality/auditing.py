@@ -33,8 +33,10 @@ from jobs.storage.parquet import arrow_place
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The usual number of rows is the median of this many final slices.
+# The usual number of rows is the median of this many final slices. They are searched for in the newest days that have
+# final slices, and not in all: each slice of an idle pipeline is empty.
 _HISTORY = 20
+_HISTORY_DAYS = 14
 
 
 def staged_rows(lake: PipelineLake, run: str) -> int:
@@ -188,7 +190,7 @@ def _sum(rows: ds.Dataset, measure: str) -> int:
 def _usual_rows(final: FinalTable) -> float | None:
     """The median number of rows of the newest final slices. Slices without rows do not count."""
     newest: list[int] = []
-    for day in reversed(final.days()):
+    for day in reversed(final.days()[-_HISTORY_DAYS:]):
         headers = final.headers({day})
         newest += [headers[name].rows for name in sorted(headers, reverse=True) if headers[name].rows]
         if len(newest) >= _HISTORY:
@@ -206,10 +208,10 @@ def _block(
     reasons = {work.slice: verdicts[work.slice].sentence for work in bad}
     blocked_lines = (plan.line(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad)
     planning.write_states(lake, blocked_lines)
-    incidents, name = lake.incidents(), lake.pipeline.name
-    for work in bad:
-        text = (
-            f"slice {work.slice} of {name} is blocked: {reasons[work.slice]}. Its new rows are not published. Correct "
-            "the data or the definition, then restate the slice, or publish it anyway with the DAG publish_blocked"
-        )
-        incidents.open(blocked_key(name, work.slice), text, link=link)
+    name = lake.pipeline.name
+    texts = {
+        blocked_key(name, slice_): f"slice {slice_} of {name} is blocked: {reason}. Its new rows are not published. "
+        "Correct the data or the definition, then restate the slice, or publish it anyway with the DAG publish_blocked"
+        for slice_, reason in reasons.items()
+    }
+    lake.incidents().open_all(texts, link=link)

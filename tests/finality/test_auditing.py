@@ -1,10 +1,13 @@
 """The audit of a run on its own files, also where nothing was staged."""
 
 import time
+from collections import Counter
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,14 +21,17 @@ from jobs.finality import auditing, publishing
 from jobs.finality.run.folder import RunFolder
 from jobs.finality.run.tries import StagedSlice, Try
 from jobs.lake.columns import columns_of
-from jobs.lake.final import INPUTS
+from jobs.lake.final import INPUTS, FinalTable
 from jobs.lake.ledger import Ledger
 from jobs.lake.pipeline_lake import PipelineLake
+from jobs.lake.publication import Publication
 from jobs.lake.slices import State, with_late
 from jobs.pipelines import PIPELINES
+from jobs.pipelines.layout import INCIDENTS
 from jobs.pipelines.slices import slice_named
 from jobs.refusal import Refusal
 from jobs.settings import Settings
+from jobs.storage.documents import Documents
 from jobs.storage.parquet import write
 from tests.lake import test_final as finals
 from tests.lake import test_ledger_kept as ledgers
@@ -184,3 +190,45 @@ def test_the_command_asks_the_broker_unless_its_task_has_done_so(
     drivers.audit(SUM.name, "r")
     drivers.audit(SUM.name, "r", now_ms=8)
     assert seen == [7, 8]
+
+
+# -- Work that does not grow with age --
+
+
+def test_of_an_idle_pipeline_the_audit_opens_a_few_days_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its slices are empty, so none of them shows a usual number of rows."""
+    final = FinalTable.open(tmp_path, SUM)
+    for days in range(40):
+        slice_ = ledgers.slices(days + 1)[0]
+        header = replace(finals.header(finals.FIRST, 1), slice=slice_.name, rows=0)
+        final.publish([Publication(header=header, files=())])
+    opened = Counter[str]()
+    headers = FinalTable.headers
+
+    def counted(table: FinalTable, days: Collection[str] | None = None) -> dict[str, Any]:
+        opened.update(table.days() if days is None else days)
+        return headers(table, days)
+
+    monkeypatch.setattr(FinalTable, "headers", counted)
+    plan(tmp_path, EMPTY)
+    assert auditing.examine(PipelineLake(tmp_path, SUM), "r", now_ms=NOW_MS)[EMPTY].failures == ()
+    assert sorted(opened) == final.days()[-14:]
+    assert set(opened.values()) == {1}
+
+
+def test_the_incidents_of_all_blocked_slices_take_one_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = [f"20261119T00{minute:02d}00Z" for minute in range(20)]
+    folder = plan(tmp_path, *slices)
+    folder.keep_staged(dict.fromkeys(slices, StagedSlice(read=1)))
+    listed = Counter[str]()
+    names = Documents.names
+
+    def counted(documents: Documents) -> list[str]:
+        listed[Path(str(documents._place)).name] += 1
+        return names(documents)
+
+    monkeypatch.setattr(Documents, "names", counted)
+    auditing.examine(PipelineLake(tmp_path, SUM), "r", now_ms=NOW_MS)
+    assert listed[Path(INCIDENTS).name] == 1
+    found = Incidents.of(tmp_path).still_open(blocked_key(SUM.name, ""))
+    assert {incident.key for incident in found} == {blocked_key(SUM.name, name) for name in slices}
