@@ -13,7 +13,7 @@ _LOOK = ("DESCRIBE",)
 _READ = ("DESCRIBE", "READ")
 _WRITE = ("DESCRIBE", "WRITE")
 _PLAN = ("DESCRIBE", "DESCRIBE_CONFIGS")
-# A start, a plan and a publish append a record to this topic, and read the time from its stamp.
+# A start, a plan, an audit, a publish and a roll-back append a record to this topic, and read the time from its stamp.
 _CLOCK = (CLOCK.name,)
 _APPLY = (*_PLAN, "CREATE", "ALTER", "ALTER_CONFIGS")
 
@@ -45,6 +45,6 @@ def _of_pipeline(pipeline: Pipeline) -> Iterator[Right]:
     source, stream = (pipeline.source.name,), dag_id_of(pipeline.name)
     yield Right(who=stream, operations=_READ, topics=source)
     yield Right(who=stream, operations=_WRITE, topics=(pipeline.output, *_CLOCK))
-    # The plan reads the topic's end offsets; the publish sends the rows that became final.
+    # The plan reads the topic's end offsets; the publish sends the rows that became final. The audit reads the clock.
     yield Right(who=pipeline.recompute_job, operations=_LOOK, topics=source)
     yield Right(who=pipeline.recompute_job, operations=_WRITE, topics=(pipeline.final_topic.name, *_CLOCK))

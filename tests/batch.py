@@ -47,7 +47,7 @@ def stage(settings: Settings, pipeline: Pipeline, run: str) -> None:
 
 def audit(settings: Settings, pipeline: Pipeline, run: str) -> None:
     """Judge the rows with Great Expectations, in memory."""
-    auditing.examine(lake_of(settings, pipeline), run)
+    auditing.examine(lake_of(settings, pipeline), run, now_ms=planned_ms(settings, pipeline, run))
 
 
 def publish(settings: Settings, pipeline: Pipeline, run: str) -> Published:

@@ -1,6 +1,6 @@
 """The broker's clock. To read it, a record is appended to the topic `CLOCK`, and the broker stamps its arrival.
 
-This clock decides whether a slice is over, because the clock of the machine on which a job runs may be wrong.
+This clock decides whether a slice is over and how old a row is, because the clock of a job's machine may be wrong.
 """
 
 import time

@@ -19,6 +19,7 @@ from jobs.refusal import Refusal
 _MOST_REPLICAS = 3
 _SEEN_WITHIN_SECONDS = 20
 _FOREVER = "-1"
+_POLICY = "cleanup.policy"
 
 
 class Action(StrEnum):
@@ -86,25 +87,41 @@ def _config_steps(topic: Topic, actual: Actual) -> Iterator[Step]:
     changes = [
         (name, value) for name, value in topic.configs if _canonical(actual.configs.get(name, "")) != _canonical(value)
     ]
-    losses = [_loss(name, actual.configs.get(name, ""), value) for name, value in changes]
+    losses = [_loss(name, actual.configs, value) for name, value in changes]
     if any(losses) and not actual.empty:
         yield from (_refuse(topic, loss) for loss in losses if loss)
     elif changes:
         reason = _listed((name, f"{actual.configs.get(name, 'unset')} → {value}") for name, value in changes)
+        wanted = dict(topic.configs)
+        if _begins_to_delete(actual.configs.get(_POLICY, ""), wanted.get(_POLICY, "")):
+            days = int(wanted["retention.ms"]) / (24 * HOUR_MS)
+            reason += f": messages that are older than {days:g} days will be deleted"
         yield Step(topic=topic, action=Action.ALIGN, reason=reason, configs=tuple(changes))
 
 
-def _loss(name: str, before: str, after: str) -> str | None:
-    """Why the change of a config would delete existing records; None if it would not."""
+def _begins_to_delete(before: str, after: str) -> bool:
+    """Whether a compacted topic gets a retention.
+
+    Only output topics are compacted. The lake has their rows, so they lose nothing that cannot be read elsewhere.
+    """
+    return _canonical(before) == ["compact"] and _canonical(after) == ["compact", "delete"]
+
+
+def _loss(name: str, configs: Mapping[str, str], after: str) -> str | None:
+    """Why the change of a config would delete existing records; None if it would not, or if the loss is accepted."""
+    before, policy = configs.get(name, ""), configs.get(_POLICY, "")
     change = f"{name} {before} → {after}"
-    if name == "cleanup.policy":
+    if name == _POLICY and not _begins_to_delete(before, after):
         gone = "all but the newest record of each key" if "compact" in after else "the newest records of idle keys"
         return f"{change} would delete {gone}: move the data to a new topic, or change the definition"
-    if name == "retention.ms" and after != _FOREVER and (before == _FOREVER or int(after) < int(before)):
+    # Kafka does not look at the retention of a topic that is only compacted.
+    if name != "retention.ms" or "delete" not in policy or after == _FOREVER:
+        return None
+    if before == _FOREVER or int(after) < int(before):
         kept = "forever" if before == _FOREVER else f"{int(before) / HOUR_MS:g} h"
         return (
-            f"{change} would delete records that are kept {kept} now: raise retention_hours in its definition, "
-            "or lower the topic's retention.ms by hand first"
+            f"{change} would delete records that are kept {kept} now: raise retention_hours of the source, or "
+            "output_kept_days of the pipeline, in its definition, or lower the topic's retention.ms by hand first"
         )
     return None
 

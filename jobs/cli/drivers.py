@@ -42,15 +42,22 @@ def recompute(
     job.run(lake_of(settings, name), settings, run, try_name)
 
 
-def audit(name: str, run: _Run, link: _Link = None) -> None:
+def audit(
+    name: str,
+    run: _Run,
+    link: _Link = None,
+    now_ms: Annotated[int | None, typer.Option(help="The broker's time; without it the broker is asked.")] = None,
+) -> None:
     """Audit the staged rows of a run with Spark. The task `audit` submits this command when there are many rows."""
     from jobs import session
+    from jobs.broker.clock import broker_now_ms
     from jobs.finality import auditing
     from jobs.finality.run.tries import stop_when_task_ends
 
     settings = Settings.from_env()
+    now_ms = broker_now_ms(settings.kafka) if now_ms is None else now_ms
     with stop_when_task_ends(), session.opened(settings, f"audit {name}") as spark:
-        auditing.examine(lake_of(settings, name), run, spark=spark, link=link)
+        auditing.examine(lake_of(settings, name), run, now_ms=now_ms, spark=spark, link=link)
 
 
 def account(

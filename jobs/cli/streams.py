@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from jobs.cli.shared import Apply, Format, Output, PipelineName, airflow, console_for_tables, errors, lake_of
 from jobs.refusal import Refusal
@@ -24,6 +25,7 @@ _Seconds = Annotated[float | None, typer.Option(min=1, help="How many seconds a 
 @app.command("status")
 def streams_status(jobs: _Jobs = None, output: Format = Output.TABLE) -> None:
     """Show the state of streams; exit code 1 if a wanted stream does not run, or an incident is open."""
+    from jobs.query.answers import visible_lines
     from jobs.streaming import fleet
 
     with _fleet() as streams:
@@ -34,7 +36,7 @@ def streams_status(jobs: _Jobs = None, output: Format = Output.TABLE) -> None:
     else:
         console_for_tables().print(fleet.table(states))
         for incident in incidents:
-            print(f"incident: {incident}")
+            print(visible_lines(f"incident: {incident}"))
     if incidents or not all(state.is_well for state in states):
         raise typer.Exit(1)
 
@@ -76,10 +78,11 @@ def _control(output: Output, jobs: list[str] | None, act: "Callable[[Fleet, Sequ
 @contextmanager
 def _fleet() -> "Iterator[Fleet]":
     """The streams of this lake. Without an answer of Airflow, only the drivers can be asked, not their DAGs."""
+    from jobs.query.answers import visible_lines
     from jobs.streaming.fleet import Fleet
 
     def tell(line: str) -> None:
-        errors.print(line, highlight=False, soft_wrap=True)
+        errors.print(Text(visible_lines(line)), highlight=False, soft_wrap=True)
 
     env = environment()
     if env.get("AIRFLOW_API") and not env.get("LAKE_ROOT"):

@@ -13,7 +13,7 @@ about its opening was sent, only one message is sent. It reports the end, and re
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,15 @@ class Incidents:
 
     def open(self, key: str, text: str, *, link: str | None = None) -> bool:
         """Open an incident, or add news to an open one; returns whether it was opened now."""
-        row = self._row(key)
+        return self._open(self._row(key), text, link)
+
+    def open_all(self, texts: Mapping[str, str], *, link: str | None = None) -> None:
+        """Open an incident for each key, as `open` does. The names are listed once for all of them."""
+        rows = self._rows() if texts else {}
+        for key, text in texts.items():
+            self._open(rows.get(key) or _Row(key=key), text, link)
+
+    def _open(self, row: _Row, text: str, link: str | None) -> bool:
         last = self._last(row)
         if last is None or last.closes:
             return self._add(row, Happening.OPENED, text, link)
@@ -99,7 +107,7 @@ class Incidents:
             added = self._add(row, Happening.UPDATED, text, link)
             if added and row.is_told:
                 # The message about the opening was sent, and news needs no further message.
-                self._settle(key, row.newest + 1, ())
+                self._settle(row.key, row.newest + 1, ())
         return False
 
     def close(self, key: str, text: str) -> bool:

@@ -59,10 +59,13 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
         )
     with writing(lake.root, pipeline.account_job):
         accounts = lake.open_accounts()
-    now_ms, final = round(time.time() * 1000), lake.final()
+    final = lake.final()
     if final is None:
         log.info("no slice of %s is final yet", pipeline.name)
         return
+    # This job does not check its clock, which may be hours ahead. A publish and a roll-back begin only if their clock
+    # agrees with the broker's, so the time of the newest one is right. The earlier of both times counts.
+    now_ms = min(round(time.time() * 1000), final.newest_ms())
     inputs = read_inputs(lake, final, accounts)
     due = inputs.due()
     found = _divide(pipeline, inputs, due)
@@ -77,11 +80,9 @@ def run(lake: PipelineLake, settings: Settings, run_id: str, link: str | None = 
         _account(lake, settings, run_id, inputs, found, accounts, link)
     else:
         _update_incident(lake, accounts, link)
-    _prune(lake, inputs, accounts, timedelta(seconds=settings.live_kept_seconds))
+    _prune(lake, inputs, accounts, now_ms - settings.live_kept_seconds * 1000)
     is_all = not found.waiting and len(due) < account_inputs.MAX_SLICES
-    # This job does not check its clock, which may be hours ahead. A publish compares its clock with the broker's, so
-    # the time of the newest publish is right. The earlier of both times counts.
-    looked_ms = min(now_ms, final.newest_ms()) - round(_CLOCKS.total_seconds() * 1000)
+    looked_ms = now_ms - round(_CLOCKS.total_seconds() * 1000)
     _advance(lake, accounts, inputs, looked_ms if is_all else None)
 
 
@@ -178,8 +179,10 @@ def _account(
     log.info("%d slices of %s accounted for in %.1f s", len(found.compared), pipeline.name, seconds)
 
 
-def _prune(lake: PipelineLake, inputs: AccountInputs, accounts: Accounts, kept: timedelta) -> None:
+def _prune(lake: PipelineLake, inputs: AccountInputs, accounts: Accounts, kept_from_ms: int) -> None:
     """Ask the live job to prune old slices, up to the first that is not final, has no account, or must be kept.
+
+    ``kept_from_ms``: slices that end later must be kept.
 
     A slice that has lost events before it was final can never become final. So later slices do not wait for it. Its
     live rows are not pruned, since there are no final rows in their place.
@@ -188,14 +191,13 @@ def _prune(lake: PipelineLake, inputs: AccountInputs, accounts: Accounts, kept: 
     done = need_no_account(
         inputs.headers, accounts.done({day_of_slice(name) for name in inputs.headers}), inputs.kept_from
     )
-    now = datetime.now(UTC)
     there, before = inputs.live.slices(), inputs.pruned_before
     events_from_ms = inputs.landed.events_from_ms if inputs.landed else 0
     for name in sorted(there | set(inputs.headers)):
         slice_ = slice_named(pipeline, name)
         if name not in inputs.headers and not has_events(pipeline, slice_, events_from_ms):
             continue
-        if name not in done or slice_.end + kept > now:
+        if name not in done or slice_.end_ms > kept_from_ms:
             break
         before = max(before, slice_at(pipeline, slice_.end_ms).name)
     superseded = {name for name in there if name < before and name in done}

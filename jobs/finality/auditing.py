@@ -1,6 +1,5 @@
 """The audit judges a run's staged rows by the pipeline's checks. A slice that fails is blocked, with an incident."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
@@ -34,8 +33,10 @@ from jobs.storage.parquet import arrow_place
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The usual number of rows is the median of this many final slices.
+# The usual number of rows is the median of this many final slices. They are searched for in the newest days that have
+# final slices, and not in all: each slice of an idle pipeline is empty.
 _HISTORY = 20
+_HISTORY_DAYS = 14
 
 
 def staged_rows(lake: PipelineLake, run: str) -> int:
@@ -44,9 +45,12 @@ def staged_rows(lake: PipelineLake, run: str) -> int:
 
 
 def examine(
-    lake: PipelineLake, run: str, *, spark: "SparkSession | None" = None, link: str | None = None
+    lake: PipelineLake, run: str, *, now_ms: int, spark: "SparkSession | None" = None, link: str | None = None
 ) -> dict[str, Verdict]:
-    """Judge the staged slices of a run. Verdicts go to its folder, bad ones also to the ledger and the incidents."""
+    """Judge the staged slices of a run. Verdicts go to its folder, bad ones also to the ledger and the incidents.
+
+    ``now_ms``: by the broker's clock. It is the time of the lines in the ledger.
+    """
     pipeline, folder = lake.pipeline, RunFolder.of(lake, run)
     whole, staged, failed = folder.plan(), folder.staged(), folder.failed()
     if staged is None:
@@ -56,7 +60,6 @@ def examine(
     plan = whole.only(staged)
     docs = audit_page(lake, run)
     page_name = str(docs).removeprefix(f"{lake.root}/")
-    now_ms = round(time.time() * 1000)
     planning.write_states(lake, (plan.line(w, State.AUDITING, at_ms=now_ms, docs=page_name) for w in plan.work))
     files = folder.files_by_slice()
     rows = {name: _dataset(pipeline, files(name)) for name in plan.names}
@@ -69,7 +72,7 @@ def examine(
     }
     verdicts |= {name: _not_computed(why) for name, why in failed.items()}
     folder.keep_verdicts(documents | {name: _document(verdicts[name], rows=0, checksum="") for name in failed})
-    _block(lake, whole.only(verdicts), verdicts, page_name, link)
+    _block(lake, whole.only(verdicts), verdicts, page_name, link, now_ms)
     may_fail_at(FailPoint.AUDITED, 0)
     return verdicts
 
@@ -187,7 +190,7 @@ def _sum(rows: ds.Dataset, measure: str) -> int:
 def _usual_rows(final: FinalTable) -> float | None:
     """The median number of rows of the newest final slices. Slices without rows do not count."""
     newest: list[int] = []
-    for day in reversed(final.days()):
+    for day in reversed(final.days()[-_HISTORY_DAYS:]):
         headers = final.headers({day})
         newest += [headers[name].rows for name in sorted(headers, reverse=True) if headers[name].rows]
         if len(newest) >= _HISTORY:
@@ -195,18 +198,20 @@ def _usual_rows(final: FinalTable) -> float | None:
     return median(newest[:_HISTORY]) if newest else None
 
 
-def _block(lake: PipelineLake, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None) -> None:
+def _block(
+    lake: PipelineLake, plan: Plan, verdicts: Mapping[str, Verdict], docs: str, link: str | None, now_ms: int
+) -> None:
     """Block the slices that failed, and open an incident for each. ``plan`` holds only slices with a verdict."""
     bad = [work for work in plan.work if not verdicts[work.slice].passed]
     if not bad:
         return
-    reasons, now_ms = {work.slice: verdicts[work.slice].sentence for work in bad}, round(time.time() * 1000)
+    reasons = {work.slice: verdicts[work.slice].sentence for work in bad}
     blocked_lines = (plan.line(w, State.BLOCKED, at_ms=now_ms, docs=docs, reason=reasons[w.slice]) for w in bad)
     planning.write_states(lake, blocked_lines)
-    incidents, name = lake.incidents(), lake.pipeline.name
-    for work in bad:
-        text = (
-            f"slice {work.slice} of {name} is blocked: {reasons[work.slice]}. Its new rows are not published. Correct "
-            "the data or the definition, then restate the slice, or publish it anyway with the DAG publish_blocked"
-        )
-        incidents.open(blocked_key(name, work.slice), text, link=link)
+    name = lake.pipeline.name
+    texts = {
+        blocked_key(name, slice_): f"slice {slice_} of {name} is blocked: {reason}. Its new rows are not published. "
+        "Correct the data or the definition, then restate the slice, or publish it anyway with the DAG publish_blocked"
+        for slice_, reason in reasons.items()
+    }
+    lake.incidents().open_all(texts, link=link)

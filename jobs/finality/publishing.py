@@ -4,7 +4,6 @@ If a run is killed after its commit, the next run does the rest: the headers sho
 """
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,7 +85,7 @@ def publish(
             *(name for name in headers if name not in refused),
             *(plan.unannounced if approved is None else ()),
         }
-        versions, still_newest, sent = announce(lake, kafka, final, ledger, lease, done)
+        versions, still_newest, sent = announce(lake, kafka, final, ledger, lease, done, now_ms)
         final.maintain(lease.check, now_ms)
     may_fail_at(FailPoint.ANNOUNCED, 0)
     stay = {
@@ -217,6 +216,7 @@ def announce(
     ledger: Ledger,
     lease: Lease,
     slices: Iterable[str],
+    now_ms: int,
 ) -> tuple[dict[str, int], list[str], int]:
     """Send slices to the topic first, then write the ledger. So a slice that the ledger calls final needs nothing more.
 
@@ -234,19 +234,19 @@ def announce(
         entries = ledger.newest([header.slice for header in some])
         counted = ledger.late_count_position()
         newest = [header for header in some if not is_superseded(header, entries.get(header.slice))]
-        ledger.append(_line(lake, header, entries.get(header.slice), counted) for header in newest)
+        ledger.append(_line(lake, header, entries.get(header.slice), counted, now_ms) for header in newest)
         still_newest += [header.slice for header in newest]
     return {header.slice: header.version for header in to_announce}, still_newest, sent
 
 
 def _line(
-    lake: PipelineLake, header: Header, entry: LedgerLine | None, counted: LateCountPosition | None
+    lake: PipelineLake, header: Header, entry: LedgerLine | None, counted: LateCountPosition | None, now_ms: int
 ) -> LedgerLine:
     line = reconciled(header, entry)
     if not header.verdict.startswith(ROLLED_BACK):
         line = with_missed(lake, line, header, entry, counted)
     verdict = f"{header.verdict}; {header.reason}" if header.verdict not in ("", "passed") else header.reason
-    return replace(line, at_ms=round(time.time() * 1000), state=State.FINAL, reason=verdict)
+    return replace(line, at_ms=now_ms, state=State.FINAL, reason=verdict)
 
 
 def _messages(lake: PipelineLake, final: FinalTable, lease: Lease, header: Header) -> Iterable[Message]:

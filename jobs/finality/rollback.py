@@ -1,6 +1,5 @@
 """Roll-back: the rows of an earlier version of a slice are published again, as a new version."""
 
-import time
 from dataclasses import replace
 
 import pyarrow as pa
@@ -21,9 +20,9 @@ from jobs.storage.parquet import write
 
 
 def roll_back(
-    lake: PipelineLake, kafka: KafkaSettings, slice_: str, version: int, *, run: str, reason: str, by: str
+    lake: PipelineLake, kafka: KafkaSettings, slice_: str, version: int, *, run: str, reason: str, by: str, now_ms: int
 ) -> Header:
-    """Publish the rows of an earlier version again, as a new version."""
+    """Publish the rows of an earlier version again, as a new version. ``now_ms``: by the broker's clock."""
     pipeline = lake.pipeline
     with writing(lake.root, pipeline.recompute_job) as lease:
         final, ledger = lake.open_final(), lake.open_ledger()
@@ -34,7 +33,7 @@ def roll_back(
         header = replace(
             old,
             version=now.version + 1,
-            as_of_ms=round(time.time() * 1000),
+            as_of_ms=now_ms,
             run=run,
             verdict=f"{ROLLED_BACK} to version {version}",
             reason=f"rolled back to version {version} by {by}: {reason}",
@@ -45,7 +44,7 @@ def roll_back(
             lease.check()
             final.publish([Publication(header=header, files=files)])
         may_fail_at(FailPoint.PUBLISHED, 0)
-        announce(lake, kafka, final, ledger, lease, {slice_})
+        announce(lake, kafka, final, ledger, lease, {slice_}, now_ms)
     lake.incidents().close_blocked(pipeline.name, [slice_])
     RunFolder.of(lake, run).end()
     return header

@@ -77,6 +77,16 @@ def to_remove(files: Sequence[BatchFile], before: datetime) -> tuple[list[BatchF
     return removed, first if first in removed else None
 
 
+def newest_watermark(table: Folder, files: Sequence[BatchFile]) -> datetime:
+    """Return the watermark of the newest batches. Event times made it, so it is never ahead of the broker's clock.
+
+    An event that is further ahead of its arrival than the watermark delay does not count. The watermark is read from a
+    file: the log has the statistics of the first 32 columns only.
+    """
+    newest = max(files, key=lambda file: file.first_batch)
+    return aware(pc.max(read(table / newest.path).column("watermark")).as_py())
+
+
 def write_first_row(file: Folder, stage: Folder) -> Folder:
     """Stage a file with a single row: the row of the first batch in ``file``."""
     rows = read(file)

@@ -193,13 +193,17 @@ class Ledger(FencedTable):
     def _days_with_old_lines(self) -> dict[str, tuple[dict[str, int], pa.Scalar]]:
         """The files of days that have old lines and more lines than slices; the days with most lines come first.
 
-        A line's age is measured from the time of the newest line. Plans stamp their lines by the broker's clock.
+        A line's age is measured from the newest line, or from the newest plan if that is earlier. Plans have the
+        broker's time. An older version of Tideline stamped some lines by the clock of a machine, which may be ahead.
         """
         actions = pa.table(self._table.get_add_actions(flatten=True))
         if not {"min.as_of", "max.as_of"} <= set(actions.column_names):
             return {}
         kept = pa.scalar(timedelta(days=KeptDays.from_env().ledger), pa.duration("us"))
-        before = pc.subtract(pc.max(actions.column("max.as_of")), kept)
+        newest, counted = pc.max(actions.column("max.as_of")), self.late_count_position()
+        if counted and counted.at_ms:
+            newest = min(newest, pa.scalar(counted.at_ms * 1000, newest.type), key=lambda moment: moment.value)
+        before = pc.subtract(newest, kept)
         days = actions.group_by("partition.day").aggregate([("num_records", "sum"), ("min.as_of", "min")])
         most = 86_400 // self._pipeline.slice_seconds
         found = days.filter(

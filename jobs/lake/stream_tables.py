@@ -14,7 +14,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from jobs.control.checkpoint import Offsets, reset_command
 from jobs.failpoints import FailPoint, may_fail_at
-from jobs.lake.batch_rows import files_about_batches, to_remove, write_first_row
+from jobs.lake.batch_rows import files_about_batches, newest_watermark, to_remove, write_first_row
 from jobs.lake.delta.fenced import HOUR_SECONDS, Action, FencedTable, kept_for, opened, set_properties
 from jobs.lake.delta.log import commit_infos, open_whole
 from jobs.lake.delta.manifest import Manifest
@@ -210,8 +210,11 @@ class TableWriter(FencedTable):
             for file, size in files_with_sizes(self._table).items()
             if value_of(file) in slices and value_of(file) != BATCHES_SLICE
         }
-        before = _now() - batches_kept if batches_kept else datetime.min.replace(tzinfo=UTC)
-        old, first = to_remove(files_about_batches(self._table), before)
+        before, about_batches = datetime.min.replace(tzinfo=UTC), files_about_batches(self._table)
+        if batches_kept and about_batches:
+            # The driver checks its clock only at its start. The clock may be set ahead later.
+            before = min(_now(), newest_watermark(self.path, about_batches)) - batches_kept
+        old, first = to_remove(about_batches, before)
         files |= {file.path: file.size for file in old}
         if not files:
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from jobs.pipelines.layout import recompute_job_of
+from jobs.pipelines.layout import HOUR_MS, recompute_job_of
 from jobs.pipelines.rules import check_name, check_sql, check_type, check_unique, require
 from jobs.pipelines.source import Source, Topic
 from jobs.pipelines.window import Check, Measure, View, Window, WindowKind
@@ -48,7 +48,7 @@ class Pipeline:
     grouped by the window and by the columns ``keys``. ``key_types`` gives their types; without it, all are STRING.
     ``counts`` names the measure that counts every event once in each of its windows, if there is one: the audit
     compares it with the landed events. A final slice is reopened when it has more late events than ``reopen_rows``, or
-    than the share ``reopen_share`` of its events.
+    than the share ``reopen_share`` of its events. The output topics keep messages for ``output_kept_days``.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Pipeline:
     counts: str | None = None
     reopen_rows: int = 1000
     reopen_share: float = 0.01
+    output_kept_days: int = 90
 
     def __post_init__(self) -> None:
         """Refuse a definition with parts that contradict each other."""
@@ -89,6 +90,10 @@ class Pipeline:
             f"source, or join the records before they reach a topic: {self.transform!r}",
         )
         require(bool(self.measures), f"pipeline {self.name!r} has no measures: name at least one")
+        require(
+            self.output_kept_days > 0,
+            f"pipeline {self.name!r}: output_kept_days={self.output_kept_days} must be positive",
+        )
         self._check_columns()
         self._check_times()
 
@@ -178,11 +183,19 @@ class Pipeline:
 
     @property
     def topic(self) -> Topic:
-        """The output topic: compacted, so that the newest row of each window and key stays."""
+        """The output topic: it keeps the newest row of each window and key, for `output_kept_days`.
+
+        Each window has keys of its own, so compaction alone would never delete the rows of old windows. The broker's
+        clock stamps messages, because it also decides when they are old.
+        """
         return Topic(
             name=self.output,
             partitions=self.source.partitions,
-            configs=(("cleanup.policy", "compact"),),
+            configs=(
+                ("cleanup.policy", "compact,delete"),
+                ("message.timestamp.type", "LogAppendTime"),
+                ("retention.ms", str(self.output_kept_days * 24 * HOUR_MS)),
+            ),
             moves_keys=True,
         )
 

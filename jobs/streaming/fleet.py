@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from jobs.airflow_api.client import AirflowApi
 from jobs.control.epochs import STOP_SECONDS, Epoch, Health, Stop, Wait, failures
@@ -19,6 +20,7 @@ from jobs.control.incident import crash_loop_key, failed_run_key, full_disk_key,
 from jobs.control.incidents import Incidents
 from jobs.pipelines import STREAMS
 from jobs.pipelines.layout import dag_id_of
+from jobs.query.answers import visible_lines
 from jobs.refusal import Refusal
 from jobs.storage.folders import Folder
 from jobs.times import utc
@@ -244,7 +246,8 @@ def table(states: Iterable[StreamState]) -> Table:
             _text(state.batch),
             _text(state.rows_per_second),
             _text(state.lag),
-            state.cause,
+            # It may quote data, so control characters are made visible, and brackets are not read as markup.
+            Text(visible_lines(state.cause)),
         )
     return shown
 

@@ -224,7 +224,7 @@ def _restate(made: MadeLake, slice_: Slice, run: str, events: int) -> dict[str, 
     parts: dict[str, Callable[[], object]] = {
         "plan": lambda: _planned(made, run, [slice_]),
         "recompute": lambda: recompute.run(lake, settings, run),
-        "audit": lambda: auditing.examine(lake, run),
+        "audit": lambda: auditing.examine(lake, run, now_ms=_over_ms([slice_])),
         "publish": lambda: versions.update(
             publishing.publish(lake, settings.kafka, run, now_ms=_over_ms([slice_])).versions
         ),

@@ -17,6 +17,10 @@ KEYED = Topic(
     moves_keys=True,
 )
 FREE = dataclasses.replace(KEYED, name="free", moves_keys=False)
+# As an output topic: it keeps the newest record of each key, for two hours.
+OUTPUT = dataclasses.replace(
+    KEYED, name="output", configs=(("cleanup.policy", "compact,delete"), ("retention.ms", "7200000"))
+)
 COMPACTED = Topic(name="compacted", partitions=3, configs=(("cleanup.policy", "compact"),), moves_keys=True)
 
 
@@ -47,6 +51,36 @@ CASES = [
     ("to compaction", COMPACTED, has(COMPACTED, cleanup_policy="delete"), [(Action.REFUSE, "newest record of each")]),
     ("to deletion", KEYED, has(KEYED, cleanup_policy="compact"), [(Action.REFUSE, "would delete")]),
     ("from both to deletion", KEYED, has(KEYED, cleanup_policy="compact,delete"), [(Action.REFUSE, "would delete")]),
+    (
+        "a retention for a compacted topic",
+        OUTPUT,
+        has(OUTPUT, cleanup_policy="compact", retention_ms="3600000"),
+        [
+            (
+                Action.ALIGN,
+                "cleanup.policy=compact → compact,delete, retention.ms=3600000 → 7200000: messages that are older than "
+                "0.0833333 days will be deleted",
+            )
+        ],
+    ),
+    (
+        "a shorter retention for a topic that is only compacted, where it means nothing yet",
+        OUTPUT,
+        has(OUTPUT, cleanup_policy="compact", retention_ms="-1"),
+        [(Action.ALIGN, "retention.ms=-1 → 7200000: messages that are older")],
+    ),
+    (
+        "a shorter retention, compacted and deleted",
+        OUTPUT,
+        has(OUTPUT, retention_ms="9000000"),
+        [(Action.REFUSE, "raise retention_hours of the source, or output_kept_days of the pipeline")],
+    ),
+    (
+        "retention and compaction",
+        OUTPUT,
+        has(OUTPUT, cleanup_policy="delete"),
+        [(Action.REFUSE, "newest record of each")],
+    ),
     (
         "compaction, no records",
         COMPACTED,
@@ -99,6 +133,21 @@ def test_the_definitions_are_content_with_themselves() -> None:
     wanted = pipelines.topics()
     actual = {topic.name: has(topic, partitions=topic.partitions) for topic in wanted}
     assert {step.action for step in plan(wanted, actual)} == {Action.KEEP}
+
+
+def test_output_topics_of_an_older_release_get_their_retention() -> None:
+    """It made topics that are compacted only. The plan shows the change, and sets all of it at once."""
+    wanted = [topic for each in pipelines.PIPELINES.values() for topic in (each.topic, each.final_topic)]
+    older = {"cleanup_policy": "compact", "message_timestamp_type": "CreateTime", "retention_ms": "604800000"}
+    steps = plan(wanted, {topic.name: has(topic, partitions=topic.partitions, **older) for topic in wanted})
+    require_no_refusal(steps)
+    assert [(step.topic, step.action, step.configs) for step in steps] == [
+        (topic, Action.ALIGN, topic.configs) for topic in wanted
+    ]
+    assert {step.reason for step in steps} == {
+        "cleanup.policy=compact → compact,delete, message.timestamp.type=CreateTime → LogAppendTime, "
+        "retention.ms=604800000 → 7776000000: messages that are older than 90 days will be deleted"
+    }
 
 
 def test_topics_that_nobody_defines_are_left_alone() -> None:

@@ -440,6 +440,24 @@ def test_the_names_are_listed_once_for_all_slices_that_are_final(documents: Docu
     assert listed.listed == 1
 
 
+def test_the_names_are_listed_once_for_all_slices_that_are_blocked(documents: Documents, clock: Clock) -> None:
+    listed = Listed(documents)
+    texts = {blocked_key("rolling_sum", f"20260101T00{minute:02d}00Z"): f"{minute}" for minute in range(20)}
+    first, second, third, *_ = texts
+    for key in (first, second, third):
+        Incidents(documents).open(key, "as before")
+    Incidents(documents).close(third, "the slice is final now")
+    clock.hour = 2
+    Incidents(listed).open_all(texts, link="http://here")
+    assert listed.listed == 1
+    incidents = Incidents(documents)
+    assert {one.key: one.text for one in incidents.still_open("")} == texts
+    assert len(incidents.all()) == len(texts) + 1, "two were open and get news, one was closed and is opened again"
+    assert {one.link for one in incidents.still_open("")} == {"http://here"}
+    Incidents(listed).open_all({})
+    assert listed.listed == 1
+
+
 def test_what_was_over_and_told_long_ago_goes_with_all_its_documents(
     incidents: Incidents, documents: Documents, clock: Clock
 ) -> None:

@@ -60,7 +60,8 @@ def restate(settings: Settings) -> None:
 def roll_back(settings: Settings) -> None:
     name = next(name for name, version in slices(settings).items() if version == 2)
     lake = PipelineLake(settings.lake_root, SUM)
-    rollback.roll_back(lake, settings.kafka, name, 1, run="back", reason="a test", by="a test")
+    words = {"run": "back", "reason": "a test", "by": "a test"}
+    rollback.roll_back(lake, settings.kafka, name, 1, **words, now_ms=round(time.time() * 1000))
 
 
 def explain(run: str) -> Callable[[Settings], None]:

@@ -1,6 +1,8 @@
 """Which slices an account compares, and what it asks the stream to remove. Without Spark."""
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from deltalake import DeltaTable
@@ -86,6 +88,19 @@ def test_what_is_young_is_kept(streamed: Made) -> None:
         streamed.publish(slice_.name, [], {0: 4})
     done(streamed, *((name, 1) for name in ALL_SLICES))
     streamed.settings = replace(streamed.settings, live_kept_seconds=10**9)
+    streamed.account()
+    assert streamed.asked() is None
+
+
+def test_what_is_young_is_kept_by_a_machine_whose_clock_is_far_ahead(
+    streamed: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slice_ in (FIRST, SECOND, THIRD):
+        streamed.publish(slice_.name, [], {0: 4})
+    done(streamed, *((name, 1) for name in ALL_SLICES))
+    now = time.time()
+    streamed.settings = replace(streamed.settings, live_kept_seconds=round(now - FIRST.end_ms / 1000) + 3600)
+    monkeypatch.setattr(account, "time", SimpleNamespace(time=lambda: now + 500 * 24 * 3600, monotonic=time.monotonic))
     streamed.account()
     assert streamed.asked() is None
 

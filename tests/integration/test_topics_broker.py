@@ -192,7 +192,9 @@ def test_the_definitions_are_created_once_and_kept_ever_after(kafka: KafkaSettin
     found = describe(kafka, [one.name for one in wanted])
     assert {name: state.partitions for name, state in found.items()} == {one.name: one.partitions for one in wanted}
     assert config_of(kafka, "numbers", "message.timestamp.type") == "LogAppendTime"
-    assert config_of(kafka, "sums", "cleanup.policy") == "compact"
+    for name in ("sums", "sums.final"):
+        assert config_of(kafka, name, "cleanup.policy") == "compact,delete"
+        assert config_of(kafka, name, "retention.ms") == str(90 * 24 * 3_600_000)
 
 
 def test_a_topic_grows_and_is_aligned_with_its_records_in_place(kafka: KafkaSettings) -> None:
@@ -204,6 +206,17 @@ def test_a_topic_grows_and_is_aligned_with_its_records_in_place(kafka: KafkaSett
     assert (after.partitions, after.topic_id, sum(after.latest.values())) == (5, before.topic_id, 1)
     assert config_of(kafka, "grows", "message.timestamp.type") == "LogAppendTime"
     assert config_of(kafka, "grows", "retention.ms") == "7200000"
+
+
+def test_an_output_topic_of_an_older_release_gets_its_retention_and_keeps_young_messages(kafka: KafkaSettings) -> None:
+    sums = dataclasses.replace(pipelines.PIPELINES["rolling_sum"].topic, name="older_sums")
+    provision(kafka, dataclasses.replace(sums, configs=(("cleanup.policy", "compact"),)))
+    send(kafka, sums.name)
+    assert provision(kafka, sums) == [Action.ALIGN]
+    assert {name: config_of(kafka, sums.name, name) for name, _ in sums.configs} == dict(sums.configs)
+    assert sum(describe(kafka, [sums.name])[sums.name].latest.values()) == 1
+    assert sum(describe(kafka, [sums.name])[sums.name].earliest.values()) == 0
+    assert provision(kafka, sums) == [Action.KEEP]
 
 
 def test_aligning_leaves_other_configs_alone(kafka: KafkaSettings) -> None:

@@ -113,7 +113,8 @@ def settle_live(world: World, stream: Stream) -> list[str]:
 
 def back(world: World, slice_: str) -> None:
     kafka: Any = None
-    roll_back(LakeModel.of(world), kafka, slice_, 1, run="back", reason="a test", by="tests")
+    words = {"run": "back", "reason": "a test", "by": "tests"}
+    roll_back(LakeModel.of(world), kafka, slice_, 1, **words, now_ms=world.clock_ms)
 
 
 def names_early(world: World) -> set[str]:

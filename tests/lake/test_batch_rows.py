@@ -36,7 +36,7 @@ KEPT = timedelta(days=4)
 STEP = timedelta(hours=2)
 A_DAY = 12
 
-Commit = Callable[[int, datetime], Live]
+Commit = Callable[..., Live]
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commit:
     path = tmp_path / "live" / "rolling_sum"
     writer = TableWriter.open(path, SCHEMA, "slice", epoch=1)
 
-    def at(batch: int, now: datetime) -> Live:
-        monkeypatch.setattr(tables, "_now", lambda: now)
+    def at(batch: int, now: datetime, *, ahead: timedelta = timedelta()) -> Live:
+        monkeypatch.setattr(tables, "_now", lambda: now + ahead)
         file = writer.new_stage() / "slice=batches" / "batch.parquet"
         file.parent.mkdir(parents=True)
         offsets = json.dumps({0: (100 + batch, 101 + batch)})
-        row = {"batch": batch, "as_of": now, "offsets": offsets, "watermark": now}
+        row = {"batch": batch, "as_of": now + ahead, "offsets": offsets, "watermark": now}
         pq.write_table(pa.Table.from_pylist([row], SCHEMA.remove(4)), file)
         writer.commit(Manifest.of(file.parent.parent), note(batch))
         writer.maintain(batches_kept=KEPT)
@@ -103,6 +103,15 @@ def test_rows_are_kept_for_the_account_of_every_slice_that_an_event_can_reopen(p
     account_ms = now + 22 * 3_600_000
     needed = oldest.start_ms - pipeline.source.max_ahead_seconds * 1000 - account._CLOCKS / timedelta(milliseconds=1)
     assert account_ms - live._batches_kept(pipeline) / timedelta(milliseconds=1) <= needed
+
+
+def test_a_clock_that_is_set_far_ahead_removes_no_young_rows(commit: Commit) -> None:
+    for batch in range(2 * A_DAY):
+        commit(batch, BEGAN + batch * STEP)
+    for batch in range(2 * A_DAY, 3 * A_DAY):
+        seen = commit(batch, BEGAN + batch * STEP, ahead=timedelta(days=500))
+    assert seen.complete_since() is None
+    assert taken(seen, BEGAN) == list(range(3 * A_DAY))
 
 
 def test_young_rows_are_kept(commit: Commit) -> None:

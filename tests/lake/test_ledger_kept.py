@@ -118,6 +118,17 @@ def test_a_year_of_plans_is_bounded_by_what_a_plan_itself_does(ledger: Ledger, m
     assert {line.state for line in left.values()} == {State.FINAL}
 
 
+def test_a_line_that_a_clock_far_ahead_has_stamped_does_not_age_the_others(ledger: Ledger) -> None:
+    """An older version of Tideline stamped the lines of an audit by the clock of its machine."""
+    counted = LateCountPosition(topic_id="t1", ends={0: 7}, at_ms=NOW_MS)
+    for days in (20, 5):
+        write(ledger, days, *ALL)
+    ledger.append([entry(slices(1)[0], State.RECOMPUTING, at_ms=NOW_MS)], counted=counted)
+    ledger.append([entry(slices(1)[0], State.AUDITING, at_ms=NOW_MS + 500 * DAY_MS)])
+    turn(ledger)
+    assert lines(ledger) == {20: HOURLY, 5: 5 * HOURLY, 1: 2}
+
+
 def test_a_bound_that_is_none_is_refused(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEDGER_KEPT_DAYS", "a year")
     write(ledger, 20, State.FINAL)

@@ -8,6 +8,7 @@ import pytest
 
 from jobs.control import incident
 from jobs.pipelines import PIPELINES, SOURCES
+from jobs.pipelines.pipeline import Pipeline
 from jobs.pipelines.source import Source
 from jobs.settings import PROJECT, KeptDays
 from local import pages
@@ -80,7 +81,20 @@ def test_nobody_budgets_a_retention_that_does_not_exist():
     assert f"| final windows per year | {round(10_000 * 30 * 1440 * 365 / 1e9, -1):.0f} GB |" in text
 
 
+def test_nobody_forgets_the_disk_of_the_brokers():
+    """An output topic has a message for each window, and keeps it for `output_kept_days`."""
+    text = " ".join((pages.PAGES / "growing.md").read_text().split())
+    (default,) = (field.default for field in fields(Pipeline) if field.name == "output_kept_days")
+    assert f"`output_kept_days` of the pipeline ({default} days unless it says otherwise)" in text
+    # 10,000 windows a minute, 300 bytes each; 3 copies of a final topic, and of a live one of twice its size.
+    topics_tb = 10_000 * 1440 * default * 300 * 3 * 3 / 1e12
+    assert f"| output topics of a pipeline, kept for {default} days, 3 copies | {topics_tb:.1f} TB |" in text
+
+
 def test_the_page_of_growth_says_the_defaults_of_what_is_kept():
     text = (pages.PAGES / "operations.md").read_text()
+    for definition, kept in ((Pipeline, "output_kept_days"), (Source, "retention_hours"), (Source, "events_kept_days")):
+        (default,) = (field.default for field in fields(definition) if field.name == kept)
+        assert f"`{kept}` ({default})" in text, kept
     for field in fields(KeptDays):
         assert f"`{field.name.upper()}_KEPT_DAYS` ({field.default})" in text, field.name

@@ -219,6 +219,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "source 'readings' keeps records 72 h, less than the longest outage (72 h) plus allowed_lateness_seconds=60: "
         "raise retention_hours",
     ),
+    (lambda: pipeline(output_kept_days=0), "pipeline 'per_device': output_kept_days=0 must be positive"),
     (lambda: pipeline(watermark_delay_seconds=-1), "is less than watermark_delay_seconds=-1"),
     (
         lambda: pipeline(allowed_lateness_seconds=4),
@@ -302,9 +303,14 @@ def test_topics_as_they_should_be() -> None:
     )
     assert source().topic == Topic(name="readings", partitions=3, configs=configs, moves_keys=True)
     assert not source(keyed=False).topic.moves_keys, "nothing is keyed: partitions may be added"
-    compacted = (("cleanup.policy", "compact"),)
-    wanted = Topic(name="devices", partitions=5, configs=compacted, moves_keys=True)
-    assert pipeline(source=source(partitions=5)).topic == wanted
+    configs = (
+        ("cleanup.policy", "compact,delete"),
+        ("message.timestamp.type", "LogAppendTime"),
+        ("retention.ms", "172800000"),
+    )
+    wanted = Topic(name="devices", partitions=5, configs=configs, moves_keys=True)
+    assert pipeline(source=source(partitions=5), output_kept_days=2).topic == wanted
+    assert pipeline(output_kept_days=2).final_topic.configs == configs
 
 
 @pytest.mark.parametrize(
@@ -327,6 +333,7 @@ SAME: dict[str, Pipeline] = {
     "checks": replace(BASE, checks=(Check(column="total", minimum=0),)),
     "views": replace(BASE, views=(View(name="all_time", sql="SELECT 1"),)),
     "output": replace(BASE, output="elsewhere"),
+    "output kept": replace(BASE, output_kept_days=1),
     "white space in the transform": replace(
         BASE, transform="\n  SELECT event_time,\n\tdevice, value\n  FROM {readings}\n"
     ),
@@ -395,6 +402,14 @@ def test_white_space_counts_between_quotes_only(spaces: list[str], literal: str)
 
 
 # -- The registry --
+
+
+def test_no_topic_grows_without_end() -> None:
+    """A compacted topic keeps a row of each window, and each window has keys of its own."""
+    for topic in pipelines.topics():
+        configs = dict(topic.configs)
+        assert "delete" in configs["cleanup.policy"].split(","), topic.name
+        assert int(configs["retention.ms"]) > 0, topic.name
 
 
 def test_what_ships() -> None:

@@ -8,15 +8,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import typer
 from rich.console import Console
 
+from jobs.cli import streams
 from jobs.control import epochs
 from jobs.control import folder as control_module
 from jobs.control import lease as lease_module
@@ -328,6 +330,25 @@ def test_the_table_shows_each_stream_with_its_reason(fleet: Fleet) -> None:
         [JOB, "off", "failed", "12", "1970-01-02 00:00:00", "1,234,567", "", "0", "no memory"],
         [OTHER, "?", "never started", "", "", "", "", "", ""],
     ]
+
+
+def test_what_data_says_cannot_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark's error may quote a record. It is shown with its brackets, and with its control characters spelled out."""
+    monkeypatch.setenv("LAKE_ROOT", str(tmp_path))
+    monkeypatch.setattr(streams, "airflow", nullcontext)
+    fail(tmp_path, cause="no \x1b[2J [b]key")
+    Incidents.of(tmp_path).open(crash_loop_key(JOB), "it failed: \x1b[2J [b]key")
+    with pytest.raises(typer.Exit):
+        streams.streams_status([JOB])
+    with streams._fleet() as shown:
+        shown.report("rolling_sum: \x1b[2J [b]key")
+    printed = capsys.readouterr()
+    assert "no \\x1b[2J [b]key" in printed.out
+    assert "incident: it failed: \\x1b[2J [b]key" in printed.out
+    assert "rolling_sum: \\x1b[2J [b]key" in printed.err
+    assert "\x1b" not in printed.out + printed.err
 
 
 def test_jobs_are_known_by_name_all_if_none_is_named() -> None:

@@ -24,8 +24,10 @@ class AuditOperator(BatchJobOperator):
     def execute(self, context: Context) -> dict[str, list[str]]:
         """Return the failed checks of each slice, warnings too."""
         run_id = context["dag_run"].run_id
+        # If the broker does not answer, or a clock is wrong, the task is tried again: the cause may be gone by then.
+        now_ms = self.broker_now_ms()
         with fails_for_good_on(Refusal):
-            self._examine(run_id, DataDocsLink.address(context["dag"].dag_id, run_id))
+            self._examine(run_id, now_ms, DataDocsLink.address(context["dag"].dag_id, run_id))
         verdicts = RunFolder.of(self.lake(), run_id).verdicts() or {}
         shown = {name: [failure["sentence"] for failure in verdict["failures"]] for name, verdict in verdicts.items()}
         for name, failures in shown.items():
@@ -39,7 +41,7 @@ class AuditOperator(BatchJobOperator):
         self.log.info("%d slices passed the audit.", len(verdicts))
         return {name: failures for name, failures in shown.items() if failures}
 
-    def _examine(self, run_id: str, link: str) -> None:
+    def _examine(self, run_id: str, now_ms: int, link: str) -> None:
         from jobs.finality import auditing
         from jobs.quality.audit import SMALL_ROWS
 
@@ -47,7 +49,7 @@ class AuditOperator(BatchJobOperator):
         rows = auditing.staged_rows(lake, run_id)
         if rows <= SMALL_ROWS:
             self.log.info("%s staged rows are audited in this task, without Spark.", f"{rows:,}")
-            auditing.examine(lake, run_id, link=link)
+            auditing.examine(lake, run_id, now_ms=now_ms, link=link)
         else:
             self.log.info("%s staged rows are audited by a Spark job.", f"{rows:,}")
-            self.submit("audit", self.pipeline, "--run", run_id, "--link", link)
+            self.submit("audit", self.pipeline, "--run", run_id, "--now-ms", str(now_ms), "--link", link)

@@ -75,6 +75,12 @@ class PipelineOperator(BaseOperator):
         """The settings of the environment, with Kafka's from the connection."""
         return replace(Settings.from_env(), kafka=KafkaHook().settings())
 
+    def broker_now_ms(self) -> int:
+        """The broker's time. Refused if the broker does not answer, or if this machine's clock is wrong."""
+        from jobs.broker.clock import broker_now_ms
+
+        return broker_now_ms(self.settings().kafka)
+
 
 class BatchJobOperator(PipelineOperator):
     """Runs a job of `python -m jobs` under `spark-submit`, and waits for its end."""

@@ -36,14 +36,12 @@ class PublishOperator(PipelineOperator):
 
     def publish(self, run_id: str, approved: Mapping[str, str] | None = None) -> "Published":
         """Publish the slices that passed the audit, or that a person approves. A refusal fails the task for good."""
-        from jobs.broker.clock import broker_now_ms
         from jobs.finality import publishing
 
         # If the broker does not answer, or a clock is wrong, the task is tried again: the cause may be gone by then.
-        kafka = self.settings().kafka
-        now_ms = broker_now_ms(kafka)
+        now_ms = self.broker_now_ms()
         with fails_for_good_on(Refusal):
-            return publishing.publish(self.lake(), kafka, run_id, approved, now_ms=now_ms)
+            return publishing.publish(self.lake(), self.settings().kafka, run_id, approved, now_ms=now_ms)
 
     def tell(self, context: Context, published: "Published") -> dict[str, int]:
         """Report the result of the run, and add an asset event for each published slice."""

@@ -146,8 +146,7 @@ class RollBackOperator(PublishOperator):
         if not reason:
             raise Refusal("a roll-back needs a reason: set reason, and the ledger records it")
         run, version = context["dag_run"].run_id, int(self.to_version)
-        header = rollback.roll_back(
-            self.lake(), self.settings().kafka, self.slice, version, run=run, reason=reason, by=self.by
-        )
+        lake, kafka, now_ms = self.lake(), self.settings().kafka, self.broker_now_ms()
+        header = rollback.roll_back(lake, kafka, self.slice, version, run=run, reason=reason, by=self.by, now_ms=now_ms)
         self.add_events(context, [self.slice])
         return [f"Done: the rows of version {version} are served again, as version {header.version}."]
