@@ -399,15 +399,31 @@ STEPS = st.tuples(
 
 # An actor is suspended between its lease and its look at the table, for example while Spark starts.
 @example(steps=[("lease", 0), ("lease", 1), ("open", 1), ("stage", 1), ("open", 0), ("commit", 1)])
+# An actor is suspended after its last look at its lease. Its successor has opened the table, and has staged the batch.
+@example(steps=[*[(step, who) for who in (0, 1) for step in ("lease", "open", "stage")], ("commit", 0), ("commit", 1)])
+# Or it has opened the table after its successor, so that its stage is still there.
+@example(
+    steps=[
+        *[("lease", 0), ("lease", 1)],
+        *[(step, who) for step in ("open", "stage") for who in (1, 0)],
+        *[("commit", 0), ("commit", 1), ("open", 1), ("stage", 1), ("commit", 1)],
+    ]
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=6, max_size=24))
 def test_whatever_three_writers_do_each_batch_is_there_once(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In any order of steps, the holder of the newest lease loses nothing, and a suspended actor commits nothing."""
+    """In any order of steps, each batch is there once, and no actor commits after another one without looking.
+
+    An actor of an older lease may still commit if it has seen the newest version: it was suspended after it looked at
+    its lease, and nobody has committed since. Its batch is the one that comes next. The holder of the newest lease then
+    commits nothing, opens the table again and finds the batch there. If the holder has opened the table before, it has
+    removed the older stages, so nothing is committed.
+    """
     monkeypatch.setattr(tables, "COMPACT_EVERY_COMMITS", 1)
     path = tmp_path_factory.mktemp("interleaved")
-    actors, epoch, committed = [Actor() for _ in range(3)], 0, 0
+    actors, epoch, newest_opened, committed = [Actor() for _ in range(3)], 0, 0, 0
     opened(path, epoch=0)
     for step, who in steps:
         actor, newest = actors[who], DeltaTable(path).version()
@@ -416,15 +432,20 @@ def test_whatever_three_writers_do_each_batch_is_there_once(
             actors[who] = Actor(epoch=epoch)
         elif step == "open" and actor.epoch:
             actor.writer, actor.seen, actor.staged = opened(path, actor.epoch), newest, None
+            newest_opened = max(newest_opened, actor.epoch)
+            assert not committed or actor.writer.has(WRITE_ID, committed - 1)
         elif step == "stage" and actor.writer:
             actor.staged = stage(actor.writer, committed)
         elif step == "commit" and actor.writer and actor.staged:
             if actor.seen != newest:
                 with pytest.raises((OvertakenError, TornStageError)):
                     actor.writer.commit(Manifest.of(actor.staged, 1), note(committed, actor.epoch))
-            elif actor.epoch == epoch:
+            elif actor.epoch == newest_opened or list(actor.staged.rglob("*.parquet")):
                 actor.writer.commit(Manifest.of(actor.staged, 1), note(committed, actor.epoch))
                 committed, actor.seen = committed + 1, newest + 1
+            else:
+                with pytest.raises(TornStageError):
+                    actor.writer.commit(Manifest.of(actor.staged, 1), note(committed, actor.epoch))
             actor.staged = None
         elif step == "maintain" and actor.writer:
             with suppress(OvertakenError):  # It may find no files to merge.
