@@ -7,12 +7,14 @@ This module watches every fsync of this process. The power may fail at each of t
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from jobs.storage import folders
 
 # A file by its number on the disk; a folder by its names, each with the number of a file or folder.
 Names = Mapping[str, int]
@@ -20,9 +22,9 @@ Names = Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The state of the disk at one moment. ``steps`` counts the steps of the work that had been reported as done."""
+    """The state of the disk at one moment. ``reported``: the steps of the work that had been reported as done."""
 
-    steps: int
+    reported: Sequence[str]
     root: int
     folders: Mapping[int, Names]
     files: Mapping[int, bytes]
@@ -61,17 +63,21 @@ class Disk:
     """The durable content below a folder, as far as this process has synced it."""
 
     root: Path
-    steps: int = 0
+    reported: list[str] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     _folders: dict[int, Names] = field(default_factory=dict)
     _files: dict[int, bytes] = field(default_factory=dict)
-    # Kept open: otherwise the number of a removed file would be given to another file.
-    _open: list[int] = field(default_factory=list)
+    # Open descriptors by number: otherwise the number of a removed file or folder would be given to another one.
+    _open: dict[int, int] = field(default_factory=dict)
 
-    def done(self) -> None:
+    def done(self, step: str) -> None:
         """Note that a step was reported as done: from now on no power cut may undo it."""
-        self.steps += 1
+        self.reported.append(step)
         self._cut()
+
+    def begin(self) -> None:
+        """Forget the cuts so far: the work to be judged begins here, and all before it is as if reported as done."""
+        self.cuts.clear()
 
     def sync(self, descriptor: int) -> None:
         """Note what a call of `os.fsync` makes durable; the power may fail just before it."""
@@ -80,19 +86,24 @@ class Disk:
         if not path.is_relative_to(self.root):
             return
         number = os.fstat(descriptor).st_ino
-        self._open.append(os.dup(descriptor))
+        self._keep_number(number, path)
         if path.is_dir():
             self._folders[number] = {entry.name: entry.inode() for entry in os.scandir(path)}
             for entry in os.scandir(path):
+                self._keep_number(entry.inode(), Path(entry.path))
                 if entry.is_dir():
                     self._folders.setdefault(entry.inode(), {})
         else:
             self._files[number] = path.read_bytes()
 
+    def _keep_number(self, number: int, path: Path) -> None:
+        if number not in self._open:
+            self._open[number] = os.open(path, os.O_PATH)
+
     def _cut(self) -> None:
         self.cuts.append(
             Cut(
-                steps=self.steps,
+                reported=tuple(self.reported),
                 root=self.root.stat().st_ino,
                 folders=dict(self._folders),
                 files=dict(self._files),
@@ -111,7 +122,7 @@ class Disk:
 
     def close(self) -> None:
         """Close all files."""
-        for descriptor in self._open:
+        for descriptor in self._open.values():
             os.close(descriptor)
 
 
@@ -131,3 +142,47 @@ def watched(root: Path) -> Iterator[Disk]:
             yield disk
         finally:
             disk.close()
+
+
+Way = Callable[[Cut, Path], None]
+Work = Callable[[Path, Disk], None]
+Judge = Callable[[Path, Sequence[str]], None]
+WAYS = pytest.mark.parametrize(
+    "way",
+    [Cut.leave_what_was_durable, Cut.leave_half_of_the_rest, Cut.leave_half_of_what_was_new],
+    ids=["lost", "half", "half, hint whole"],
+)
+
+
+def cuts_of(root: Path, work: Work) -> list[Cut]:
+    """Do a work in a new lake below a folder; return the states that a power cut may leave."""
+    with watched(root) as disk:
+        folders.make_folder(root / "lake")
+        work(root / "lake", disk)
+    return disk.cuts
+
+
+def judge_cuts(tmp_path: Path, way: Way, work: Work, judge: Judge) -> int:
+    """Judge the lake that each power cut leaves, and the steps reported before it. Return the number of cuts.
+
+    A cut that leaves the same as the cut before it is not judged again.
+    """
+    cuts, seen = cuts_of(tmp_path / "disk", work), None
+    for number, cut in enumerate(cuts):
+        left = tmp_path / f"left-{number}"
+        way(cut, left)
+        (left / "lake").mkdir(exist_ok=True, parents=True)
+        before, seen = seen, (cut.reported, _contents(left))
+        if seen == before:
+            continue
+        try:
+            judge(left / "lake", cut.reported)
+        except Exception as error:
+            error.add_note(f"the power failed at moment {number}, after {cut.reported[-1:]}; see {left}")
+            raise
+    return len(cuts)
+
+
+def _contents(root: Path) -> dict[str, bytes | None]:
+    """Each folder and file below a folder, and the contents of the files."""
+    return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}

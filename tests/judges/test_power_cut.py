@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +28,7 @@ from jobs.pipelines import PIPELINES
 from jobs.pipelines.layout import HOUR_MS, ROWS_SLICE
 from jobs.pipelines.slices import slice_named
 from jobs.refusal import Refusal
-from jobs.storage import folders
-from tests.judges.power_cut import Cut, Disk, watched
+from tests.judges.power_cut import WAYS, Disk, Way, judge_cuts, watched
 from tests.lake import test_final as finals
 from tests.lake.test_stream_tables import SCHEMA, commit, rows
 
@@ -39,17 +38,11 @@ RUN = "r"
 # Another slice of the same hour.
 BESIDE = slice_named(SUM, "20261118T235800Z")
 PLAN = finals.plan_of(RUN, finals.work_of(finals.FIRST.name, events=2))
-Way = Callable[[Cut, Path], None]
 
 
-def work(lake: Path, disk: Disk) -> list[str]:
-    """Commit a stream's batches; plan, stage, judge, publish and announce a run. Return the reported steps."""
-    reported: list[str] = []
-
-    def done(what: str) -> None:
-        reported.append(what)
-        disk.done()
-
+def work(lake: Path, disk: Disk) -> None:
+    """Commit a stream's batches; plan, stage, judge, publish and announce a run."""
+    done = disk.done
     control = Control.of(lake, SUM.name)
     # The writing process is gone, as after a power cut.
     epoch = control.reserve(replace(Owner.this_process(), started_seconds=-1.0))
@@ -82,10 +75,9 @@ def work(lake: Path, disk: Disk) -> list[str]:
     done("folded")
     ledger.append([PLAN.line(PLAN.work[0], State.FINAL, at_ms=2)])
     done("told")
-    return reported
 
 
-def judge(lake: Path, reported: list[str]) -> None:
+def judge(lake: Path, reported: Sequence[str]) -> None:
     """Everything reported is there and whole, and the work goes on."""
     control = Control.of(lake, SUM.name)
     judge_stream(lake, control, reported)
@@ -106,23 +98,27 @@ def judge(lake: Path, reported: list[str]) -> None:
     judge_tables(lake, reported)
 
 
-def judge_stream(lake: Path, control: Control, reported: list[str]) -> None:
+def judge_stream(lake: Path, control: Control, reported: Sequence[str]) -> None:
     assert control.newest() == 1 or "lease" not in reported
     control.history()
     control.reset_failures("an operator")
-    path = lake / SUM.live_table
-    # This is the order of a driver's start.
+    judge_rows(lake / SUM.live_table, control.newest(), reported)
+
+
+def judge_rows(path: Path, epoch: int, reported: Sequence[str]) -> TableWriter:
+    """Start as a driver does: each reported batch is there once, and the next ones are, too."""
     note = last_note(path, mends=True)
-    writer = TableWriter.open(path, SCHEMA, "slice", epoch=control.newest())
+    writer = TableWriter.open(path, SCHEMA, "slice", epoch=epoch)
     batch = note.batch if note and note.batch is not None else -1
     assert batch >= sum(what.startswith("batch") for what in reported) - 1
     assert rows(path) == list(range(batch + 1))
     for next_ in (batch + 1, batch + 2):
         commit(writer, next_)
     assert rows(path) == list(range(batch + 3))
+    return writer
 
 
-def judge_tables(lake: Path, reported: list[str]) -> None:
+def judge_tables(lake: Path, reported: Sequence[str]) -> None:
     # Read before writing, as a plan does.
     Planner(lake=PipelineLake(lake, SUM), client=None, clock=lambda: 0)._read()  # type: ignore[arg-type]
     ledger, final = Ledger.open(lake, SUM), FinalTable.open(lake, SUM)
@@ -143,35 +139,19 @@ def judge_tables(lake: Path, reported: list[str]) -> None:
     ledger.append([PLAN.line(PLAN.work[0], State.REOPENED, at_ms=3)])
 
 
-@pytest.mark.parametrize(
-    "way",
-    [Cut.leave_what_was_durable, Cut.leave_half_of_the_rest, Cut.leave_half_of_what_was_new],
-    ids=["lost", "half", "half, hint whole"],
-)
+@WAYS
 def test_nothing_that_was_reported_is_lost_and_work_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     monkeypatch.setitem(tables._PROPERTIES, "delta.checkpointInterval", "2")
-    with watched(tmp_path / "disk") as disk:
-        folders.make_folder(tmp_path / "disk" / "lake")
-        reported = work(tmp_path / "disk" / "lake", disk)
-    assert len(disk.cuts) > 80
-    for number, cut in enumerate(disk.cuts):
-        left = tmp_path / f"left-{number}"
-        way(cut, left)
-        (left / "lake").mkdir(exist_ok=True, parents=True)
-        try:
-            judge(left / "lake", reported[: cut.steps])
-        except Exception as error:
-            error.add_note(f"the power failed at moment {number}, after {reported[: cut.steps][-1:]}; see {left}")
-            raise
+    assert judge_cuts(tmp_path, way, work, judge) > 80
 
 
 def test_the_judge_objects_where_nothing_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with watched(tmp_path / "disk") as disk:
         monkeypatch.setattr(os, "fsync", lambda _: None)
-        reported = work(tmp_path / "disk" / "lake", disk)
+        work(tmp_path / "disk" / "lake", disk)
     cut = disk.cuts[-1]
     cut.leave_what_was_durable(tmp_path / "left")
     with pytest.raises(AssertionError):
-        judge(tmp_path / "left" / "lake", reported)
+        judge(tmp_path / "left" / "lake", cut.reported)

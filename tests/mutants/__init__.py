@@ -10,6 +10,8 @@ HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 # Neither installed files nor files that tests and jobs have left behind.
 _LEFT_OUT = (".*", "__pycache__", "*.egg-info", "data", "node_modules")
+# How a test ends that has reached the limit of a single test.
+_TIMED_OUT = "from pytest-timeout"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class Mutant:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a mutant: killed, survived, or broken (it shows nothing about the tests)."""
+    """The result of a mutant: killed or survived; or timeout or broken, which show nothing about the tests."""
 
     mutant: Mutant
     kind: str
@@ -49,7 +51,7 @@ class Result:
 
     @property
     def is_bad(self) -> bool:
-        """Whether it differs from the list: also if a mutant is killed by now that the list calls a survivor."""
+        """Whether it differs from the list: also if a mutant is killed that the list calls a survivor."""
         return self.kind != ("survived" if self.mutant.survives else "killed")
 
 
@@ -63,11 +65,13 @@ def outcome(code: int | None, words: str) -> str:
     """The result of a mutant by pytest's exit code and output; no code: its tests did not end in time.
 
     Only a failed test kills a mutant. If no test could run, e.g. without Spark's jars, the mutant is neither killed
-    nor a survivor.
+    nor a survivor. The same is true if a test did not end in time: on a slow machine this happens without a mutant.
     """
-    if code in (0, None):
-        return "survived" if code == 0 else "killed"
-    return "killed" if code == 1 and re.search(r"^\d+ failed\b", words, re.MULTILINE) else "broken"
+    if code is None or _TIMED_OUT in words:
+        return "timeout"
+    if code == 0:
+        return "survived"
+    return "killed" if code == 1 and re.search(r"^(=+ )?\d+ failed\b", words, re.MULTILINE) else "broken"
 
 
 def copy_of(project: Path, target: Path) -> Path:

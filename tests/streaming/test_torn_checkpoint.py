@@ -79,10 +79,12 @@ def test_all_that_spark_has_written_is_durable_before_the_table_takes_a_batch(tm
             if batch:
                 checkpoints.commit(checkpoint, batch - 1)
             files.make_durable()
-            disk.done()
+            disk.done(f"batch {batch}")
             written.append(contents(checkpoint))
-        kept = [cut for number, cut in enumerate(disk.cuts) if number and cut.steps > disk.cuts[number - 1].steps]
-    for batch, cut in enumerate(kept):
+    # The first state with each number of reported steps.
+    kept = {len(cut.reported): cut for cut in reversed(disk.cuts) if cut.reported}
+    assert len(kept) == 3
+    for batch, cut in enumerate(kept[number] for number in sorted(kept)):
         left = tmp_path / f"left-{batch}"
         cut.leave_what_was_durable(left)
         assert contents(left) == written[batch]

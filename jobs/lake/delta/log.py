@@ -38,7 +38,9 @@ def open_whole(path: Folder) -> DeltaTable:
         if not (isinstance(newest, Path) and newest.is_file() and _is_torn(newest)):
             return table
         torn = _torn_files(path)
-    for file in torn:
+    # Another power cut may come in between. So what refers to a file goes before the file: first the hint, then the
+    # checkpoint, then the commit.
+    for file in reversed(torn):
         aside = put_aside(file, Path(str(path)) / PUT_ASIDE, file.name)
         log.warning("%s is incomplete, as after a power cut: it was moved to %s", file, aside)
     return DeltaTable(str(path))
