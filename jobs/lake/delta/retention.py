@@ -6,7 +6,6 @@ their commit.
 """
 
 import json
-import logging
 import os
 import time
 from collections import defaultdict
@@ -22,10 +21,10 @@ from deltalake import DeltaTable
 from jobs.lake.delta.log import entry_of
 from jobs.storage.folders import Folder, delete_files, write_whole
 
-log = logging.getLogger(__name__)
-
 # Longer lists are deleted in several turns, because a stream waits during a deletion.
 MOST_FILES = 50_000
+# While the clocks of files disagree, a file that is younger than this may wait for its commit.
+_YOUNG_SECONDS = 3600.0
 # A file in the table's folder about the last deletion. Readers skip names that begin with an underscore.
 _LAST = "_freed.json"
 
@@ -55,23 +54,15 @@ def unneeded(table: DeltaTable, path: Folder, partition: str) -> tuple[dict[Fold
     before the newest commit are deleted. A writer that still wants to commit such a file has read an older version, so
     its commit fails.
 
-    On a disk, the machine's clock gives these times. If it was set back, a file that is placed now seems to be older
-    than the newest commit. So nothing is deleted until the clock has passed the time of that commit.
+    If the machine's clock was set back, a file that is placed now seems to be older than the newest commit, whose time
+    lies in the future. Then files of the last hour stay, too.
     """
     unnamed = set(table.vacuum(dry_run=True, full=True))
-    newest_commit = entry_of(path, table.version()).stat().st_mtime
-    ahead_seconds = newest_commit - time.time()
-    # In a bucket the store gives all times, so the clock of this machine makes no difference.
-    if isinstance(path, Path) and ahead_seconds > 0:
-        log.warning(
-            "no file of %s is deleted: its newest commit is %.0f s in the future by the clock of this machine, which "
-            "may have been set back",
-            *(path, ahead_seconds),
-        )
-        return {}, []
+    newest_commit, now = entry_of(path, table.version()).stat().st_mtime, time.time()
+    before = newest_commit if newest_commit <= now else now - _YOUNG_SECONDS
     found, kept = dict[Folder, int](), dict[str, int]()
     for folder, count, files in _partitions(path, partition, unnamed):
-        old = {path / folder / file.name: file.size for file in files if file.modified < newest_commit}
+        old = {path / folder / file.name: file.size for file in files if file.modified < before}
         found |= old
         kept[folder] = count - len(old)
     empty = [path / folder for folder, count in kept.items() if not count]

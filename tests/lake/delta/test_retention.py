@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,23 +137,19 @@ def test_what_an_overtaken_writer_has_placed_is_deleted_and_its_commit_fails(pat
     assert rows(path) == [0]
 
 
-def test_nothing_is_deleted_while_the_newest_commit_is_in_the_future(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_young_file_is_deleted_while_the_newest_commit_is_in_the_future(tmp_path: Path) -> None:
     """The clock was set back by an hour. A writer places a file, and another process deletes before its commit."""
     path = tmp_path / "live" / "rolling_sum"
     writer = kept_for(path, "interval 0 seconds")
     commit(writer, 0)
-    plant(path / "slice=a" / "crashed.parquet", hours=2)
+    crashed = plant(path / "slice=a" / "crashed.parquet", hours=2)
     age(path, -1, entry_of(path, writer.version))
     (file,) = stage(writer, 7).rglob("*.parquet")
     action = writer.place(file)
-    assert free_tables(tmp_path, 0).files == 0
-    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert re.search(r"no file of .*live/rolling_sum is deleted: its newest commit is 3\d{3} s in the future", said)
+    assert free_tables(tmp_path, 0).files == 1
+    assert not crashed.exists()
     writer.transact([action], note(1).to_json())
     assert rows(path) == [0, 7]
-    assert free_tables(tmp_path, 0).files == 1
 
 
 def test_a_file_is_placed_also_if_its_folder_is_deleted_at_this_moment(
