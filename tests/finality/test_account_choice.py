@@ -1,15 +1,21 @@
 """Which slices an account compares, and what it asks the stream to remove. Without Spark."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from deltalake import DeltaTable
 
+from jobs.control.epochs import Receipt
 from jobs.control.events_needed import read_needed_from
 from jobs.control.incident import unexplained_key
 from jobs.control.incidents import Incidents
+from jobs.control.lease import Lease, LeaseLostError
+from jobs.control.writing import writing
 from jobs.finality import account
 from jobs.lake import stream_tables as tables
 from jobs.lake.accounts import Accounts, _DayTable
@@ -292,3 +298,21 @@ def test_sessions_are_refused(made: Made) -> None:
     sessions = replace(PIPELINE, window=Window.session(gap_ms=1000, longest_ms=60_000))
     with pytest.raises(Refusal, match="session windows, which cannot be accounted for yet"):
         account.run(PipelineLake(made.settings.lake_root, sessions), made.settings, "r")
+
+
+def test_an_account_that_has_lost_its_lease_adds_nothing(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.publish(FIRST.name, [], {0: 4}, fingerprint="other")
+
+    @contextmanager
+    def overtaken(lake_root: Path, job: str) -> Iterator[Lease]:
+        with writing(lake_root, job) as lease:
+            lease.control.end(lease.epoch, Receipt(time=0.0, clean=False, cause="it slept"))
+            yield lease
+
+    with monkeypatch.context() as patch:
+        patch.setattr(account, "writing", overtaken)
+        with pytest.raises(LeaseLostError):
+            made.account()
+    assert made.slices() == []
+    made.account()
+    assert [row[:2] for row in made.slices()] == [(FIRST.name, 1)]

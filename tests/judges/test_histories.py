@@ -12,6 +12,7 @@ from jobs.control.incidents import Incidents
 from jobs.control.lease import LeaseLostError
 from jobs.finality import due, late, planning, publishing
 from jobs.finality.due import Request, SliceSurvey
+from jobs.finality.planning import Planner
 from jobs.finality.run import folder as runs
 from jobs.finality.run.folder import RunFolder
 from jobs.lake.slices import Boundary, LedgerLine, State
@@ -294,6 +295,34 @@ def test_one_who_is_overtaken_while_it_sends_begins_no_further_slice(world: Worl
             run(world, "overtaken")
     assert len({slice_at(SUM, record.time) for record in world.broker.landed}) > 1
     assert len(world.topic) == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "step", "done"),
+    [(RunFolder, "begin", 0), (Planner, "_close_incidents", 1), (planning, "_write_lines", 2)],
+)
+def test_a_planner_that_has_lost_its_lease_writes_nothing_more(
+    world: World, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str, done: int
+) -> None:
+    """It was suspended after a step. The next steps close incidents, write the ledger, and say what is needed."""
+    said, real = list[object](), getattr(owner, step)
+
+    def overtaken(*arguments: Any, **more: Any) -> Any:
+        found = real(*arguments, **more)
+        world.leases.overtake(world.root, SUM.recompute_job)
+        return found
+
+    with model_of(world):
+        run(world, "first")
+        incidents, lines = Incidents.of(world.root), len(world.lines)
+        incidents.open(blocked_key(SUM.name, OLDEST.name), "its checks fail")
+        world.arrive(OLDEST.start_ms)
+        world.broker.land_all()
+        monkeypatch.setattr(planning, "say_needed", lambda *arguments: said.append(arguments))
+        monkeypatch.setattr(owner, step, overtaken)
+        with pytest.raises(LeaseLostError):
+            planner_of(world).plan("overtaken")
+    assert (not incidents.still_open(""), len(world.lines) > lines, said) == (done > 0, done > 1, [])
 
 
 def die_while_staging(name: str) -> None:

@@ -56,8 +56,8 @@ class Result:
 
 
 def mutants() -> list[Mutant]:
-    """All mutants, in the order of the list."""
-    listed = tomllib.loads((HERE / "mutants.toml").read_text())["mutant"]
+    """All mutants, in the order of the lists."""
+    listed = [each for file in sorted(HERE.glob("*.toml")) for each in tomllib.loads(file.read_text())["mutant"]]
     return [Mutant(**{**each, "tests": tuple(each["tests"])}) for each in listed]
 
 

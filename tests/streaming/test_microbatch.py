@@ -138,6 +138,13 @@ def test_overtaken_it_does_nothing_more(scene: Scene, moment: str, seen: tuple[i
     assert scene.seen() == seen
 
 
+def test_overtaken_before_it_begins_it_stages_nothing(scene: Scene) -> None:
+    scene.overtaken_at = FailPoint.PLANNED
+    with pytest.raises(LeaseLostError):
+        scene.run()
+    assert list(scene.table.staging.rglob("*.parquet")) == []
+
+
 # -- The disk is full --
 
 MORE_THAN_ANY_DISK = 10**18

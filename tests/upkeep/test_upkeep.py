@@ -9,6 +9,8 @@ import pytest
 
 from jobs.control import incidents as incidents_module
 from jobs.control import writing as writing_module
+from jobs.control.epochs import Receipt
+from jobs.control.folder import Control
 from jobs.control.incidents import Incidents
 from jobs.finality.run.folder import RunFolder, slices_left
 from jobs.lake.pipeline_lake import PipelineLake
@@ -182,6 +184,25 @@ def test_whose_lease_is_held_is_left_to_the_next_pass(tmp_path: Path, monkeypatc
     with writing_module.writing(tmp_path, SUM.recompute_job):
         assert removed(tmp_path) == {}
     assert folder.path.exists()
+    assert removed(tmp_path) == {"run folders": (1, 2)}
+
+
+def test_one_that_has_lost_its_lease_removes_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was suspended while it looked at the sizes of files. A plan may begin a run in such a folder again."""
+    folder = RunFolder.of(PipelineLake(tmp_path, SUM), "r")
+    folder.path.mkdir(parents=True)
+    folder.end()
+    os.utime(folder.path / "ended.json", (0, 0))
+
+    def overtaken(_: Path) -> list[int]:
+        control = Control.of(tmp_path, SUM.recompute_job)
+        control.end(control.newest(), Receipt(time=time.time(), clean=False, cause="it slept"))
+        return [2]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "_sizes", overtaken)
+        assert removed(tmp_path) == {}
+    assert folder.has_ended
     assert removed(tmp_path) == {"run folders": (1, 2)}
 
 

@@ -292,6 +292,8 @@ def discard_old(lake: "PipelineLake", *, and_abandoned: bool, but: RunFolder | N
     """
     over = [path for path in old_runs(lake, and_abandoned=and_abandoned) if not but or path != but.path]
     for folder in over:
+        # The plan goes first. If it were left alone by a process that is killed here, the run would look unfinished.
+        (folder / "plan.json").unlink(missing_ok=True)
         remove(folder)
     return len(over)
 

@@ -81,8 +81,26 @@ with stop_when_task_ends(own):
 """
 
 
-def at_work(*arguments: str, **env: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", _JOB, *arguments]
+# The command of a driver, whose work takes long.
+_COMMAND = """
+import sys, time
+from contextlib import nullcontext
+from jobs import session
+from jobs.cli import drivers
+from jobs.finality import account, auditing
+
+def work(*_, **__):
+    print("at work", flush=True)
+    time.sleep(60)
+
+session.opened = lambda *_: nullcontext()
+account.run = auditing.examine = work
+getattr(drivers, sys.argv[1])("rolling_sum", run="r", link=None)
+"""
+
+
+def at_work(script: str, *arguments: str, **env: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", script, *arguments]
     job = subprocess.Popen(
         command, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -91,13 +109,17 @@ def at_work(*arguments: str, **env: str) -> "subprocess.Popen[str]":
     return job
 
 
-def test_a_job_whose_task_is_killed_ends_itself() -> None:
+@pytest.mark.parametrize(
+    "arguments", [(_JOB,), (_COMMAND, "audit"), (_COMMAND, "account")], ids=["try", "audit", "account"]
+)
+def test_a_job_whose_task_is_killed_ends_itself(arguments: tuple[str, ...], tmp_path: Path) -> None:
     words = "from jobs.finality.run.tries import describe_process; print(describe_process(), flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as task:
         assert task.stdout is not None
-        with at_work(**{TASK_VARIABLE: task.stdout.readline().strip()}) as job:
+        env = {TASK_VARIABLE: task.stdout.readline().strip(), "LAKE_ROOT": str(tmp_path)}
+        with at_work(*arguments, **env) as job:
             assert job.poll() is None
             task.kill()
             task.wait()
@@ -108,7 +130,7 @@ def test_a_job_whose_task_is_killed_ends_itself() -> None:
 
 def test_a_job_whose_run_is_begun_anew_ends_itself(folder: RunFolder) -> None:
     own = Try.begin(folder.path, [SLICE])
-    with at_work(str(folder.path), own.name) as job:
+    with at_work(_JOB, str(folder.path), own.name) as job:
         assert job.poll() is None
         folder.begin(folder.plan())
         processes.wait_until(lambda: job.poll() is not None, "the end of a try that is over")
