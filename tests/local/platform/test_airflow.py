@@ -21,7 +21,7 @@ def test_they_are_drawn_once_and_a_power_cut_does_not_change_them(tmp_path: Path
     home = tmp_path / "home"
     with watched(home) as disk:
         drawn = airflow(home)._secrets()
-        disk.done()
+        disk.done("drawn")
     assert sorted(drawn) == ["fernet_key", "jwt_secret", "password", "secret_key"]
     assert airflow(home)._secrets() == drawn
     ways = (Cut.leave_what_was_durable, Cut.leave_half_of_the_rest, Cut.leave_half_of_what_was_new)
@@ -30,7 +30,7 @@ def test_they_are_drawn_once_and_a_power_cut_does_not_change_them(tmp_path: Path
         leave(cut, left)
         again = airflow(left)._secrets()
         assert again.keys() == drawn.keys(), "a start that was cut off draws them again"
-        assert again == drawn or not cut.steps
+        assert again == drawn or not cut.reported
 
 
 @pytest.mark.parametrize("content", ["", "\0" * 200, '{"fernet_key": "dG9', None])
