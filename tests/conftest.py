@@ -17,8 +17,10 @@ from tests import processes
 from tests.judges.oracle import Record
 
 os.environ["SPARK_DRIVER_MEMORY"] = "1g"
-# Tests start many short drivers. Their JVMs compile quickly and do not optimize, as those of small recomputes do.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# Drivers that tests start live for seconds. So their JVMs compile quickly and do not optimize, as those of small
+# recomputes do. The one session of all other tests lives for minutes, and does optimize.
+_OF_SHORT_DRIVERS = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
+os.environ.update(_OF_SHORT_DRIVERS)
 # It logs each connection that is closed, even after the run has ended and its log is closed.
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
@@ -37,7 +39,10 @@ def spark():
     from jobs import session
 
     settings = replace(Settings.from_env({}), spark_master="local[2]", shuffle_partitions=2)
-    spark = session.build(settings, "tests")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _OF_SHORT_DRIVERS:
+            patch.delenv(name)
+        spark = session.build(settings, "tests")
     yield spark
     spark.stop()
 

@@ -318,7 +318,7 @@ def test_a_planner_that_has_lost_its_lease_writes_nothing_more(
         incidents.open(blocked_key(SUM.name, OLDEST.name), "its checks fail")
         world.arrive(OLDEST.start_ms)
         world.broker.land_all()
-        monkeypatch.setattr(planning, "say_needed", lambda *arguments: said.append(arguments))
+        monkeypatch.setattr(planning, "write_needed_from", lambda *arguments: said.append(arguments))
         monkeypatch.setattr(owner, step, overtaken)
         with pytest.raises(LeaseLostError):
             planner_of(world).plan("overtaken")

@@ -95,7 +95,9 @@ def work(*_, **__):
 
 session.opened = lambda *_: nullcontext()
 account.run = auditing.examine = work
-getattr(drivers, sys.argv[1])("rolling_sum", run="r", link=None)
+# The audit asks no broker if the task tells it the time.
+more = {"now_ms": 0} if sys.argv[1] == "audit" else {}
+getattr(drivers, sys.argv[1])("rolling_sum", run="r", link=None, **more)
 """
 
 
