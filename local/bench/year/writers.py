@@ -4,7 +4,6 @@ A step has one or more adjacent slices. A step of one slice makes the same commi
 the slices share commits that they would have had one by one, and only the last slice gets live rows.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,7 +18,6 @@ from jobs.finality.account_inputs import accounts_kept_from
 from jobs.finality.run.folder import Plan, RunFolder, Work, discard_old
 from jobs.lake.accounts import drift_schema
 from jobs.lake.columns import columns_of, live_schema, schema_of
-from jobs.lake.delta import retention
 from jobs.lake.delta.manifest import Manifest
 from jobs.lake.event_hours import KeptEvents
 from jobs.lake.ledger import LateCountPosition
@@ -259,7 +257,7 @@ class UpkeepYear:
     """Opens and closes one incident a day, and does the work of the DAG `upkeep`.
 
     It does the work every 30th day, and each day where hours are written one by one. It runs after the pipelines. So
-    their newest commits lie in the future of its clock, and it deletes no files of their tables.
+    their newest commits lie in the future of its clock, and it spares files of the last hour in their tables.
     """
 
     settings: Settings
@@ -270,8 +268,7 @@ class UpkeepYear:
         return []
 
     def open(self) -> None:
-        """Print no warnings about commits in the future. There are no tables to open."""
-        logging.getLogger(retention.__name__).setLevel(logging.ERROR)
+        """Do nothing, since there are no tables."""
 
     def step(self, slices: Sequence[Slice]) -> None:
         """Do the upkeep at the begin of a day."""
