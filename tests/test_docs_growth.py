@@ -6,9 +6,10 @@ import pytest
 
 from jobs.finality.run.folder import ENDED_KEPT_SECONDS, KEPT_SECONDS
 from jobs.lake.delta.fenced import HOUR_SECONDS, STAGE_KEPT_SECONDS
+from jobs.pipelines.pipeline import Pipeline
 from jobs.settings import PROJECT, KeptDays
 from jobs.upkeep.logs import LOG_BYTES
-from jobs.upkeep.old_files import ASIDE_KEPT_SECONDS
+from jobs.upkeep.old_files import ASIDE_KEPT_SECONDS, HALF_WRITTEN_KEPT_SECONDS
 from local.platform.stack import _OWN_FOLDERS
 from tests import pages
 
@@ -36,6 +37,8 @@ BOUNDS = {
     "closed incidents": f"`INCIDENTS_KEPT_DAYS` ({KeptDays.incidents})",
     "copies of unreadable documents": "the same",
     "files that were put aside": days(ASIDE_KEPT_SECONDS),
+    "half-written files": days(HALF_WRITTEN_KEPT_SECONDS),
+    "messages in output topics": f"`output_kept_days` ({Pipeline.output_kept_days})",
     "pages about audits and checks": days(KEPT_SECONDS),
     "folder of a recompute run": hours(ENDED_KEPT_SECONDS),
     "… any other": days(KEPT_SECONDS),
