@@ -19,7 +19,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help="What to measure; may be repeated: ingest, rolling_sum, word_count, freshness, scale, recompute, "
-            "history, publish, reading or year. year takes up to an hour, and is measured only if it is named."
+            "history, publish, reading or year. year takes an hour or longer, and is measured only if it is named."
         ),
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="With --only year: how many days are simulated.")] = 365,

@@ -233,6 +233,6 @@ and the process that queries share the machine.
 `make bench` takes about half an hour on a quiet machine, and writes this page. A quick look is
 `tideline bench --records 50000 --only rolling_sum`. It prints its results, and does not change this page. `--only`
 takes `ingest`, `rolling_sum`, `word_count`, `freshness`, `scale`, `recompute`, `history`, `publish`, `reading` or
-`year`. `scale` alone and `year` alone replace their part of this page. `year` takes up to an hour, and is no part of
-`make bench`: `tideline bench --only year`. `make soak` shows how the whole platform runs over a longer time.
+`year`. `scale` alone and `year` alone replace their part of this page. `year` takes an hour or longer, and is no part
+of `make bench`: `tideline bench --only year`. `make soak` shows how the whole platform runs over a longer time.
 """
